@@ -1,0 +1,33 @@
+# The project's verbs; CI uses the same. Each sets up .venv first (scripts/setup: quick, and offline, once it fits).
+#   make demo                 everything on this machine: embedded Kafka, a live stream of ads, the service, one answer
+#   make test                 all tests; ARGS="-k name" is passed on
+#   make check                lint, strict types, the architecture
+#   make bench                the benchmarks, each with its limit; ARGS="--ads 100000" is passed on
+#   make gpu                  what the machine's GPU is, and what this version does with it
+PYTHON_BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help setup check test demo bench gpu
+
+help:
+	@sed -n '2,6s/^#   //p' Makefile
+
+setup:
+	@scripts/setup
+
+check: setup
+	$(PYTHON_BIN)/ruff check .
+	$(PYTHON_BIN)/mypy
+	$(PYTHON_BIN)/python -m pytest tests/test_architecture.py $(ARGS)
+
+test: setup
+	$(PYTHON_BIN)/python -m pytest $(ARGS)
+
+demo: setup
+	$(PYTHON_BIN)/mirach demo $(ARGS)
+
+bench: setup
+	$(PYTHON_BIN)/mirach bench $(ARGS)
+
+gpu:
+	@scripts/gpu

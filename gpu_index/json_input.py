@@ -14,7 +14,7 @@ from decimal import Decimal
 
 import msgspec
 
-from gpu_index.invalid_input import InvalidInput, shown
+from gpu_index.invalid_input import SHOWN_CHARACTERS_MAX, InvalidInput, shown
 
 INTEGER_MIN = -(2**63)
 INTEGER_MAX = 2**63 - 1
@@ -88,14 +88,14 @@ def parse_integer(raw: object, name: str) -> int:
         if INTEGER_MIN <= raw <= INTEGER_MAX:
             return raw
         raise InvalidInput("", f"{shown(name)} takes integers from -2^63 to 2^63-1, not {shown(raw)}", "out_of_range")
-    if isinstance(raw, InexactFloat):
-        detail = f"{_cut(raw.text)} is not an integer, though float64 makes it one; {shown(name)} takes an integer"
-        raise InvalidInput("", detail, "wrong_type")
-    if type(raw) is not float or not raw.is_integer():
+    if type(raw) is not float and not isinstance(raw, InexactFloat) or not raw.is_integer():
         raise InvalidInput("", f"{shown(name)} takes an integer, not {shown(raw)}", "wrong_type")
-    if abs(raw) > FLOAT_EXACT_MAX:
-        detail = f"{shown(name)}: an integer above 2^53 is written without fraction and exponent, not as {shown(raw)}"
+    written = _cut(raw.text) if isinstance(raw, InexactFloat) else shown(raw)
+    if abs(raw) > FLOAT_EXACT_MAX or (abs(raw) == FLOAT_EXACT_MAX and isinstance(raw, InexactFloat)):
+        detail = f"{shown(name)}: an integer above 2^53 is written without fraction and exponent, not as {written}"
         raise InvalidInput("", detail, "out_of_range")
+    if isinstance(raw, InexactFloat):
+        raise InvalidInput("", f"{shown(name)} takes an integer, not {written}", "wrong_type")
     return int(raw)
 
 
@@ -111,4 +111,4 @@ def finite(raw: int | float, name: str) -> float:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 40 else text[:39] + "…"
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[: SHOWN_CHARACTERS_MAX - 1] + "…"

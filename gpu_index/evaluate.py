@@ -58,7 +58,7 @@ def explain(
     """The expression's JSON with a `result` on every node, and on every leaf the `value` that it was asked of: null if
     none is carried, a list if there are several, of more than SHOWN_VALUES_MAX only so many (those that make the leaf
     true first) and their number as `value_count`."""
-    result = {"result": evaluate(expression, values)}
+    result: dict[str, object] = {"result": evaluate(expression, values)}
     match expression:
         case All(children):
             return {"all": [explain(child, values, attributes, key) for child in children]} | result

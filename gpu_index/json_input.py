@@ -88,7 +88,7 @@ def parse_integer(raw: object, name: str) -> int:
         if INTEGER_MIN <= raw <= INTEGER_MAX:
             return raw
         raise InvalidInput("", f"{shown(name)} takes integers from -2^63 to 2^63-1, not {shown(raw)}", "out_of_range")
-    if type(raw) is not float and not isinstance(raw, InexactFloat) or not raw.is_integer():
+    if not isinstance(raw, float) or not raw.is_integer():
         raise InvalidInput("", f"{shown(name)} takes an integer, not {shown(raw)}", "wrong_type")
     written = _cut(raw.text) if isinstance(raw, InexactFloat) else shown(raw)
     if abs(raw) > FLOAT_EXACT_MAX or (abs(raw) == FLOAT_EXACT_MAX and isinstance(raw, InexactFloat)):

@@ -1,0 +1,45 @@
+"""The bits of a number as a number of another type, for kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_LLVM = {
+    types.float32: ir.FloatType(),
+    types.float64: ir.DoubleType(),
+    types.uint32: ir.IntType(32),
+    types.int64: ir.IntType(64),
+}
+
+
+def _bitcast(source: Any, target: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _LLVM[target])
+
+    return target(source), codegen
+
+
+def _as_f32(_context: Any, _bits: Any) -> Any:
+    return _bitcast(types.uint32, types.float32)
+
+
+def _as_u32(_context: Any, _value: Any) -> Any:
+    return _bitcast(types.float32, types.uint32)
+
+
+def _as_f64(_context: Any, _bits: Any) -> Any:
+    return _bitcast(types.int64, types.float64)
+
+
+def _as_i64(_context: Any, _value: Any) -> Any:
+    return _bitcast(types.float64, types.int64)
+
+
+as_f32: Any = intrinsic(_as_f32)
+as_u32: Any = intrinsic(_as_u32)
+as_f64: Any = intrinsic(_as_f64)
+as_i64: Any = intrinsic(_as_i64)

@@ -1,0 +1,123 @@
+"""The user's side of the score: what a request brings, checked, and packed for the kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_index.invalid_input import InvalidInput, nearest, shown, step
+from kernels.precision import Precision
+from kernels.score import EXPERTS_MAX, PackedUsers, pack_vectors, packed_dtype, packed_shape, padded_columns
+
+FIELDS = ("experts", "gates", "gate_bias", "features")
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class User(msgspec.Struct, frozen=True, eq=False):
+    """E experts with their gates, and what a model adds: contract section 4."""
+
+    experts: NDArray[np.float32]  # [E, D]
+    gates: NDArray[np.float32]  # [E, G]
+    gate_bias: NDArray[np.float32]  # [E]
+    temperature: float
+    bias: float
+    route: int  # experts that take part, 1 .. E
+
+
+def parse_user(raw: object, dim: int, gate_dim: int, experts_max: int, path: str = "user") -> User:
+    """The user of a request without a model: 1 to `experts_max` experts of width `dim`, gates of width `gate_dim` and
+    a gate bias where given, else zeros. Raises InvalidInput with the path of the fault."""
+    try:
+        return _parse(raw, dim, gate_dim, experts_max)
+    except InvalidInput as fault:
+        raise fault.under(path) from None
+
+
+def _parse(raw: object, dim: int, gate_dim: int, experts_max: int) -> User:
+    if type(raw) is not dict:
+        raise InvalidInput("", f'a user is an object such as {{"experts": [[…]]}}, not {shown(raw)}', "wrong_type")
+    for name in raw:
+        if name not in FIELDS:
+            detail = f"a user has no field {shown(name)}{nearest(str(name), FIELDS)}"
+            raise InvalidInput(step(str(name)), detail, "unknown_field")
+    if raw.get("features") is not None:
+        detail = "features need a model and this service has none: send the user's vectors as experts"
+        raise InvalidInput("features", detail, "no_model")
+    given = raw.get("experts")
+    if given is None:
+        raise InvalidInput("experts", f"a user needs experts: 1 to {experts_max} vectors of width {dim}", "missing")
+    experts = _vectors(given, dim, "experts")
+    count = len(experts)
+    if not 1 <= count <= experts_max:
+        raise InvalidInput("experts", f"there are {count} experts, not 1 to {experts_max}", "out_of_range")
+    gates, gate_bias = np.zeros((count, gate_dim), np.float32), np.zeros(count, np.float32)
+    if raw.get("gates") is not None:
+        gates = _vectors(raw["gates"], gate_dim, "gates")
+        if len(gates) != count:
+            raise InvalidInput("gates", f"there are {len(gates)} gates for {count} experts", "wrong_width")
+    if raw.get("gate_bias") is not None:
+        gate_bias = _vector(raw["gate_bias"], count, "gate_bias", "one for each expert")
+    return User(experts, gates, gate_bias, temperature=1.0, bias=0.0, route=count)
+
+
+def _vectors(raw: object, width: int, path: str) -> NDArray[np.float32]:
+    if type(raw) is not list:
+        raise InvalidInput(path, f"a list of vectors is needed, not {shown(raw)}", "wrong_type")
+    if len(raw) > EXPERTS_MAX:  # before the work of reading them
+        raise InvalidInput(path, f"there are {len(raw)} vectors, more than {EXPERTS_MAX}", "out_of_range")
+    vectors = np.empty((len(raw), width), np.float32)
+    for i, row in enumerate(raw):
+        vectors[i] = _vector(row, width, f"{path}[{i}]", "the width of the index")
+    return vectors
+
+
+def _vector(raw: object, width: int, path: str, why: str) -> NDArray[np.float32]:
+    if type(raw) is not list:
+        raise InvalidInput(path, f"a list of {width} numbers is needed, not {shown(raw)}", "wrong_type")
+    if len(raw) != width:
+        raise InvalidInput(path, f"{len(raw)} numbers where {width} are needed ({why})", "wrong_width")
+    if set(map(type, raw)) <= {float}:
+        wide = np.array(raw, np.float64)
+        with np.errstate(over="ignore"):
+            vector = wide.astype(np.float32)
+        if np.isfinite(vector).all():
+            return vector
+    return np.array([_number(value, f"{path}[{i}]") for i, value in enumerate(raw)], np.float32)
+
+
+def _number(raw: object, path: str) -> float:
+    """A JSON number as a float32. The slow way, which knows what to say."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        raise InvalidInput(path, f"a number is needed, not {shown(raw)}", "wrong_type")
+    with np.errstate(over="ignore"):
+        value = float(np.float32(max(min(raw, 1e308), -1e308)))
+    if not np.isfinite(value):
+        raise InvalidInput(path, f"{shown(raw)} is beyond float32, whose largest is {FLOAT32_MAX:.4g}", "out_of_range")
+    return value
+
+
+def pack(users: Sequence[User], precision: Precision) -> PackedUsers:
+    """Users of one D and one G, in the kernels' layout for ads stored in `precision`."""
+    dim, gate_dim = users[0].experts.shape[1], users[0].gates.shape[1]
+    columns = padded_columns(max(len(user.experts) for user in users))
+    dtype, shape = packed_dtype(precision), (len(users), columns)
+    packed = PackedUsers(
+        experts=np.zeros((len(users), *packed_shape(dim, columns, precision)), dtype),
+        gates=np.zeros((len(users), *packed_shape(gate_dim, columns, precision)), dtype),
+        expert_factor=np.zeros(shape), gate_factor=np.zeros(shape), gate_bias=np.zeros(shape),
+        bias=np.array([user.bias for user in users], np.float64),
+        expert_count=np.array([len(user.experts) for user in users], np.int64),
+        route=np.array([user.route for user in users], np.int64),
+    )  # fmt: skip
+    for i, user in enumerate(users):
+        count = len(user.experts)
+        assert user.experts.shape == (count, dim), user.experts.shape
+        assert user.gates.shape == (count, gate_dim), user.gates.shape
+        packed.expert_factor[i, :count] = pack_vectors(user.experts, precision, packed.experts[i]) * user.temperature
+        packed.gate_factor[i, :count] = pack_vectors(user.gates, precision, packed.gates[i]) / math.sqrt(gate_dim)
+        packed.gate_bias[i, :count] = user.gate_bias
+    return packed

@@ -1,4 +1,4 @@
-"""The architecture, as a test: the tables below are the design, the tests after them read the source and hold it to them.
+"""The architecture, as a test: the tables below are the design, the tests after them hold the source to it.
 
 Rooms are the top-level packages. An arrow says which rooms a room's modules may import; a package from outside is
 used only in the rooms named for it. The source is read, never imported, so nothing can hide behind a late import.
@@ -51,6 +51,8 @@ MAY_PRINT = {"api", "bench"}  # the rest logs, counts or raises
 
 # modules that nothing imports, since they are where a process begins
 ENTRIES = {"api.cli"}
+# modules that only tests import: the plain truths that the quick ones are held against
+TRUTHS = {"scoring.reference"}
 
 NEVER_IMPORTED = {"pickle", "marshal", "shelve", "cloudpickle", "dill"}  # data must not be able to run
 NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint"}
@@ -59,8 +61,8 @@ FILE_LINES_MAX = 600  # hard; over 400 is a sign to look again
 FUNCTION_LINES_MAX = 100  # hard; over 70 is a sign to look again
 
 # the tracked files must read the same on every machine: no folder of one, no host that packages come from
-NEVER_WRITTEN = re.compile(
-    "|".join(("/wo" + "rk/", "/ro" + "ot/", "py" + r"pi\.org", "pythonhos" + "ted", "npm" + r"js\.", "deb" + r"\.debian"))
+NEVER_WRITTEN = re.compile(  # in halves, so that this file passes too
+    "|".join(("/wo" + "rk/", "/ro" + "ot/", "py" + r"pi\.org", "pythonhos" + "ted", "npm" + "js.com", "deb" + ".debian"))
 )
 
 
@@ -122,7 +124,8 @@ def test_every_room_is_named_in_the_tables_and_in_the_package() -> None:
     on_disk = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
     assert on_disk == set(ARROWS)
     assert {name.partition(".")[0] for name in packaged} == set(ARROWS)
-    nested = {".".join(path.parent.relative_to(ROOT).parts) for room in ARROWS for path in (ROOT / room).rglob("__init__.py")}
+    inits = [path for room in ARROWS for path in (ROOT / room).rglob("__init__.py")]
+    nested = {".".join(path.parent.relative_to(ROOT).parts) for path in inits}
     assert set(packaged) == nested, "a package that pyproject.toml does not name is missing from an install"
 
 
@@ -173,7 +176,7 @@ def test_no_module_is_dead() -> None:
     dead = [
         module
         for module, path in sources().items()
-        if module not in used and module not in ENTRIES and path.name not in ("__init__.py", "__main__.py")
+        if module not in used and module not in ENTRIES | TRUTHS and path.name not in ("__init__.py", "__main__.py")
     ]
     assert not dead, f"imported by nothing: {dead}"
 
@@ -231,7 +234,8 @@ def test_everything_imported_is_declared() -> None:
     be installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
-    declared = {re.split(r"[^A-Za-z0-9_-]", line)[0].replace("-", "_").lower() for line in project["dependencies"] + extras}
+    lines = [*project["dependencies"], *extras]
+    declared = {re.split(r"[^A-Za-z0-9_-]", line)[0].replace("-", "_").lower() for line in lines}
     comes_with = {"starlette": "fastapi", "pydantic": "fastapi", "llvmlite": "numba", "cupy": "cupy_cuda13x"}
     imported = {name.partition(".")[0] for module in sources() for name, _ in imported_names(module)}
     outside = imported & set(PACKAGES)

@@ -1,0 +1,320 @@
+"""A batch of ad events into the tables, event by event, whole or not at all.
+
+For each event in order: (1) an offset of its partition that was applied before is a duplicate; (2) a version not above
+the newest one known for the ad is stale; (3) a bad event is bad; (4) expire, modify or create. Everything that can
+fail for want of room is asked for before anything is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from kernels import table as tables
+from kernels.ads import (
+    ADS,
+    FROM_META,
+    PAUSED,
+    PAUSED_ADS,
+    ZERO_ADS,
+    ZERO_EMBEDDING,
+    clear_live,
+    count_field_terms,
+    find_ad,
+    give_text,
+    set_live,
+    text_words,
+)
+from kernels.expired import NO_SLOT as NOT_HELD
+from kernels.expired import can_remember, forget_old, recall, remember, take_back
+from kernels.extents import NO_SLOT, give_slot, take_slot
+from kernels.pool import FRONTIER as POOL_FRONTIER
+from kernels.pool import class_of, class_words, give, take
+from kernels.program import NO_ZONE, RECORD_HEAD, SCHEDULE_WORDS
+from kernels.targetings import expression_at, find_or_add, release, tidy
+
+CREATE, MODIFY, EXPIRE, BAD_EVENT = range(4)
+APPLIED, STALE, DUPLICATE, EXPIRE_UNKNOWN, BAD, UNKNOWN_AD, INDEX_FULL = range(7)
+
+# what an event sets
+SETS_TARGETING, SETS_SCHEDULE, SETS_BID, SETS_PAUSED, SETS_START, SETS_END = 1, 2, 4, 8, 16, 32
+SETS_ADVERTISER, SETS_CAMPAIGN, SETS_FIELDS, SETS_FEATURES, SETS_EMBEDDING, SETS_GATE = 64, 128, 256, 512, 1024, 2048
+CLEARS_TARGETING, CLEARS_META = 4096, 8192
+NO_TEXT = 0xFFFFFFFF  # in place of an offset into the batch's words
+
+EVENT = np.dtype(
+    [
+        ("kind", np.int64), ("sets", np.int64), ("key", np.uint64), ("id", np.int64), ("version", np.int64),
+        ("partition", np.int64), ("offset", np.int64), ("timestamp_ms", np.int64), ("targeting", np.int64),
+        ("from_meta", np.int64), ("schedule", np.int64), ("bid", np.float64), ("paused", np.int64),
+        ("start_us", np.int64), ("end_us", np.int64), ("advertiser", np.int64), ("campaign", np.int64),
+        ("fields", np.int64), ("features", np.int64), ("embedding", np.int64), ("gate", np.int64),
+    ]
+)  # fmt: skip
+"""`id`, `targeting` (a record without schedule), `schedule` (zone, six words), `fields`, `features` are offsets into the
+batch's words, -1 for none; `embedding` and `gate` are lines of the batch's vectors, -1 for zeros."""
+
+
+class Vectors(NamedTuple):
+    """The vectors of a batch, stored as the index stores them."""
+
+    embedding: NDArray[Any]  # [line, width]
+    embedding_scale: NDArray[np.float32]
+    gate: NDArray[Any]
+    gate_scale: NDArray[np.float32]
+
+
+@njit(nogil=True, cache=True)
+def _record(t: Any, slot_targeting: int, e: Any, words: Any, keep_targeting: bool, keep_schedule: bool) -> Any:
+    """The record of the ad after the event: its expression from the event or kept, its schedule likewise."""
+    own = np.int64(t.record[slot_targeting]) if keep_targeting or keep_schedule else np.int64(0)
+    if keep_targeting:
+        from_words, p = t.records.words, expression_at(t.records.words, own)
+        size = own + np.int64(t.records.words[own]) - p
+    else:
+        from_words, p = words, e.targeting + RECORD_HEAD
+        size = np.int64(words[e.targeting]) - RECORD_HEAD
+    zone_words, z = words, e.schedule
+    if keep_schedule:
+        zone_words, z = t.records.words, own + 1
+    scheduled = z >= 0 and zone_words[z] != NO_ZONE
+    head = RECORD_HEAD + (SCHEDULE_WORDS if scheduled else 0)
+    out = np.empty(head + size, np.uint32)
+    out[0], out[1] = np.uint32(head + size), np.uint32(NO_ZONE)
+    if scheduled:
+        for i in range(1 + SCHEDULE_WORDS):
+            out[1 + i] = zone_words[z + i]
+    for i in range(size):
+        out[head + i] = from_words[p + i]
+    return out
+
+
+@njit(nogil=True, cache=True)
+def _fits(p: Any, size: int) -> bool:
+    return p.state[POOL_FRONTIER] + class_words(class_of(size)) <= len(p.words)
+
+
+@njit(nogil=True, cache=True)
+def _put(p: Any, words: Any, at: int, size: int) -> np.uint32:
+    own = take(p, size)
+    for i in range(size):
+        p.words[own + i] = words[at + i]
+    return np.uint32(own)
+
+
+@njit(nogil=True, cache=True)
+def _give_record(p: Any, at: int) -> None:
+    if at != 0:
+        give(p, at, np.int64(p.words[at]))
+
+
+@njit(nogil=True, cache=True)
+def _drop_reference(t: Any, targeting: int) -> None:
+    t.references[targeting] -= np.uint32(1)
+    if t.references[targeting] == 0:
+        release(t, targeting)
+
+
+@njit(nogil=True, cache=True)
+def _move(a: Any, slot: int, to: int) -> None:
+    """Carries an ad's columns over to another slot."""
+    a.id_at[to], a.features_at[to], a.fields_at[to] = a.id_at[slot], a.features_at[slot], a.fields_at[slot]
+    a.advertiser[to], a.campaign[to], a.version[to] = a.advertiser[slot], a.campaign[slot], a.version[slot]
+    a.created_ms[to], a.bid[to], a.flags[to] = a.created_ms[slot], a.bid[slot], a.flags[slot]
+    a.start_us[to], a.end_us[to] = a.start_us[slot], a.end_us[slot]
+    a.embedding[to], a.embedding_scale[to] = a.embedding[slot], a.embedding_scale[slot]
+    a.gate[to], a.gate_scale[to] = a.gate[slot], a.gate_scale[slot]
+    key = a.table.hash[slot]
+    tables.remove(a.table, slot)
+    tables.insert(a.table, to, key)
+
+
+@njit(nogil=True, cache=True)
+def _tally(a: Any, slot: int, step: int) -> None:
+    a.state[ADS] += step
+    if a.flags[slot] & PAUSED:
+        a.state[PAUSED_ADS] += step
+    if a.flags[slot] & ZERO_EMBEDDING:
+        a.state[ZERO_ADS] += step
+
+
+@njit(nogil=True, cache=True)
+def _fill(a: Any, slot: int, e: Any, words: Any, vectors: Any) -> None:
+    """Writes what the event sets into the ad's slot."""
+    sets = e.sets
+    if sets & (SETS_ADVERTISER | SETS_CAMPAIGN | SETS_FIELDS):
+        count_field_terms(a, slot, -1)
+        if sets & SETS_ADVERTISER:
+            a.advertiser[slot] = np.uint32(e.advertiser)
+        if sets & SETS_CAMPAIGN:
+            a.campaign[slot] = np.uint32(e.campaign)
+        if sets & SETS_FIELDS:
+            _give_record(a.fields, np.int64(a.fields_at[slot]))
+            a.fields_at[slot] = np.uint32(0)
+            if e.fields >= 0:
+                a.fields_at[slot] = _put(a.fields, words, e.fields, np.int64(words[e.fields]))
+        count_field_terms(a, slot, 1)
+    if sets & SETS_FEATURES:
+        give_text(a.texts, np.int64(a.features_at[slot]))
+        a.features_at[slot] = np.uint32(0)
+        if e.features >= 0:
+            a.features_at[slot] = _put(a.texts, words, e.features, text_words(words, e.features))
+    if sets & SETS_BID:
+        a.bid[slot] = e.bid
+    if sets & SETS_START:
+        a.start_us[slot] = e.start_us
+    if sets & SETS_END:
+        a.end_us[slot] = e.end_us
+    flags = a.flags[slot]
+    if sets & SETS_PAUSED:
+        flags = (flags & ~PAUSED) | (PAUSED if e.paused else np.uint8(0))
+    if sets & (SETS_TARGETING | CLEARS_TARGETING | CLEARS_META):
+        flags = (flags & ~FROM_META) | (FROM_META if e.from_meta else np.uint8(0))
+    if sets & SETS_EMBEDDING:
+        _vector(a.embedding, a.embedding_scale, slot, vectors.embedding, vectors.embedding_scale, e.embedding)
+        flags = (flags & ~ZERO_EMBEDDING) | (ZERO_EMBEDDING if e.embedding < 0 else np.uint8(0))
+    if sets & SETS_GATE:
+        _vector(a.gate, a.gate_scale, slot, vectors.gate, vectors.gate_scale, e.gate)
+    a.flags[slot] = flags
+
+
+@njit(nogil=True, cache=True)
+def _vector(rows: Any, scales: Any, slot: int, from_rows: Any, from_scales: Any, line: int) -> None:
+    if line < 0:
+        rows[slot] = 0
+        scales[slot] = np.float32(1)
+    else:
+        rows[slot] = from_rows[line]
+        scales[slot] = from_scales[line]
+
+
+@njit(nogil=True, cache=True)
+def _remove(a: Any, t: Any, slot: int) -> None:
+    targeting = np.int64(a.targeting[slot])
+    _tally(a, slot, -1)
+    clear_live(a, slot)
+    count_field_terms(a, slot, -1)
+    tables.remove(a.table, slot)
+    give_text(a.texts, np.int64(a.id_at[slot]))
+    give_text(a.texts, np.int64(a.features_at[slot]))
+    _give_record(a.fields, np.int64(a.fields_at[slot]))
+    give_slot(a.extents, targeting, slot)
+    _drop_reference(t, targeting)
+
+
+@njit(nogil=True, cache=True)
+def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us: int) -> int:
+    """A create or modify whose ad is at `slot` (NO_SLOT: none yet). -> slot after it, NO_SLOT if there is no room"""
+    size = text_words(words, e.id) + (text_words(words, e.features) if e.features >= 0 else 0) + 4
+    if not _fits(a.texts, size) or not _fits(a.fields, np.int64(words[e.fields]) if e.fields >= 0 else 2):
+        return NO_SLOT
+    held = np.int64(a.targeting[slot]) if slot != NO_SLOT else np.int64(0)
+    to, changed = slot, slot == NO_SLOT or (e.sets & (SETS_TARGETING | SETS_SCHEDULE)) != 0
+    if changed:
+        keep = slot != NO_SLOT
+        record = _record(
+            t, held, e, words, keep and not e.sets & SETS_TARGETING, keep and not e.sets & SETS_SCHEDULE
+        )
+        targeting = find_or_add(t, record, 0)
+        if targeting == NO_SLOT:
+            return NO_SLOT
+        if slot == NO_SLOT or targeting != held:
+            to = take_slot(a.extents, targeting, np.int64(t.references[targeting]))
+            if to == NO_SLOT:
+                if t.references[targeting] == 0:
+                    release(t, targeting)
+                return NO_SLOT
+            t.references[targeting] += np.uint32(1)
+            if slot != NO_SLOT:
+                _move(a, slot, to)
+                clear_live(a, slot)
+                give_slot(a.extents, held, slot)
+                _drop_reference(t, held)
+            else:
+                a.id_at[to] = _put(a.texts, words, e.id, text_words(words, e.id))
+                a.features_at[to], a.fields_at[to] = np.uint32(0), np.uint32(0)
+                a.advertiser[to], a.campaign[to], a.flags[to] = np.uint32(0), np.uint32(0), np.uint8(0)
+                tables.insert(a.table, to, e.key)
+            a.targeting[to] = np.uint32(targeting)
+    if slot != NO_SLOT:
+        _tally(a, to, -1)
+    _fill(a, to, e, words, vectors)
+    _tally(a, to, 1)
+    a.partition[to], a.offset[to] = np.int32(e.partition), e.offset
+    set_live(a, to, now_us)
+    return to
+
+
+@njit(nogil=True, cache=True)
+def _one(a: Any, t: Any, x: Any, e: Any, words: Any, vectors: Any, now_us: int, limit_ms: int) -> int:
+    """One event that is not a duplicate. -> outcome"""
+    if e.id < 0:
+        return BAD
+    slot = find_ad(a, e.key, words, e.id)
+    known = np.int64(-1)
+    if slot != NO_SLOT:
+        known = a.version[slot]
+    else:
+        memory = recall(x, e.key, words, e.id, limit_ms)
+        if memory != NOT_HELD:
+            known = x.version[memory]
+    if e.version >= 0 and known >= e.version:
+        return STALE
+    if e.kind == BAD_EVENT:
+        return BAD
+    version = e.version if e.version >= 0 else known
+    if e.kind == EXPIRE:
+        if version >= 0 and (e.version >= 0 or slot != NO_SLOT):
+            if not can_remember(x):
+                return INDEX_FULL
+            remember(x, e.key, words, e.id, version, e.partition)
+        if slot == NO_SLOT:
+            return EXPIRE_UNKNOWN
+        _remove(a, t, slot)
+        return APPLIED
+    if e.kind == MODIFY and slot == NO_SLOT:
+        return UNKNOWN_AD
+    if slot != NO_SLOT and e.sets & (CLEARS_TARGETING | CLEARS_META) and not e.sets & SETS_TARGETING:
+        _clear_targeting(a, slot, e)
+    to = _put_ad(a, t, e, slot, words, vectors, now_us)
+    if to == NO_SLOT:
+        return INDEX_FULL
+    if slot == NO_SLOT:
+        take_back(x, e.key, words, e.id)
+    if e.kind == CREATE:
+        a.created_ms[to] = e.timestamp_ms
+    a.version[to] = version
+    return APPLIED
+
+
+@njit(nogil=True, cache=True)
+def _clear_targeting(a: Any, slot: int, e: Any) -> None:
+    """A null clears only its own kind of targeting: where the ad has the other, the event leaves it."""
+    meta = (a.flags[slot] & FROM_META) != 0
+    if (meta and e.sets & CLEARS_META) or (not meta and e.sets & CLEARS_TARGETING):
+        e.sets |= SETS_TARGETING
+        e.from_meta = 0
+    else:
+        e.from_meta = 1 if meta else 0
+
+
+@njit(nogil=True, cache=True)
+def apply_events(
+    ads: Any, targetings: Any, expired: Any, events: Any, words: Any, vectors: Any, positions: Any, now_us: int,
+    limit_ms: int, outcomes: Any,
+) -> None:  # fmt: skip
+    """Applies `events` (EVENT records) in order. `positions` [partition] holds the next offset of each and moves on;
+    `outcomes` [event] is written. With a clearing null, `targeting` of the event is the record of no targeting."""
+    for i in range(len(events)):
+        e = events[i]
+        if e.offset < positions[e.partition]:
+            outcomes[i] = DUPLICATE
+            continue
+        positions[e.partition] = e.offset + 1
+        expired.newest_ms[e.partition] = max(expired.newest_ms[e.partition], e.timestamp_ms)
+        outcomes[i] = _one(ads, targetings, expired, e, words, vectors, now_us, limit_ms)
+        forget_old(expired, e.partition, limit_ms)
+    tidy(targetings)

@@ -1,0 +1,297 @@
+"""Requests against all targetings: rows prune, programs decide, targetings expand to ads.
+
+For a batch of requests: (1) each request's terms become a plan, for every constrained attribute the rows of its values,
+and the lists of its rare values are scattered into scratch rows; (2) block by block of 8,192 targetings, and within a
+block request by request, so that rows are read from memory once: AND over attributes, the most selective first, of
+"not constrained, or one of these rows", stopping where nothing is left; then the exclusions are taken out; (3) what is
+left and needs a program runs it; (4) `expand` writes the slots of the ads of what matched, extent by extent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from kernels.extents import extent_slots
+from kernels.memory import reserve
+from kernels.program import RequestFacts, holds
+from kernels.rows import BLOCK_WORDS, CHECK_ROW, CONSTRAINED_ROW, STRIDE_PAD_WORDS, USED_ROW
+from kernels.targetings import expression_at, row_words
+
+BATCH_MAX = 16  # requests of one pass
+SERVICE_CLOCK = -(2**63)  # in place of a request's own now: the live bits decide
+
+
+class Queries(NamedTuple):
+    """A batch of requests as terms and numbers; attributes include the schedule's, last."""
+
+    terms: NDArray[np.uint32]  # [start of request .. ] no term twice in a request
+    attribute: NDArray[np.int64]  # [as terms]
+    start: NDArray[np.int64]  # [request + 1] into terms
+    numbers: NDArray[np.int64]  # as RequestFacts has them
+    number_start: NDArray[np.int64]  # [request, attribute + 1] into numbers
+    now_us: NDArray[np.int64]  # [request] its own now, or SERVICE_CLOCK
+
+
+class Scratch(NamedTuple):
+    """Working memory of a pass, all zeros between passes but for `matched`."""
+
+    bits: NDArray[np.uint64]  # [request, term / 64]
+    rows: NDArray[np.uint64]  # [request * (attributes + 1) + place, word]
+    matched: NDArray[np.uint64]  # [request, word] targetings that match
+
+
+class Plan(NamedTuple):
+    rows: NDArray[np.int64]  # rows of the groups, one request's after another's
+    group: NDArray[np.int64]  # [request, group + 1] into rows
+    constrained: NDArray[np.int64]  # [request, group] the row of targetings that constrain the attribute
+    scratch: NDArray[np.int64]  # [request, group] scratch row, -1 for none
+    groups: NDArray[np.int64]  # [request]
+    excluded: NDArray[np.int64]  # rows of excluded values
+    exclude_start: NDArray[np.int64]  # [request + 1] into excluded
+    exclude_scratch: NDArray[np.int64]  # [request] scratch row, -1 for none
+    places: NDArray[np.int64]  # [request] scratch rows in use
+
+
+def scratch(targetings_max: int, terms_max: int, attributes: int) -> Scratch:
+    """Working memory for BATCH_MAX requests. `attributes` counts the schedule's too."""
+    words = -(-targetings_max // (64 * BLOCK_WORDS)) * BLOCK_WORDS + STRIDE_PAD_WORDS
+    return Scratch(
+        reserve((BATCH_MAX, -(-terms_max // 64)), np.uint64), reserve((BATCH_MAX * (attributes + 1), words), np.uint64, sparse=True),
+        reserve((BATCH_MAX, words), np.uint64, sparse=True),
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def _scatter(x: Any, entry: int, row: Any) -> None:
+    at = np.int64(x.offset[entry])
+    for i in range(at, at + np.int64(x.count[entry])):
+        slot = x.postings.words[i]
+        row[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
+
+
+@njit(nogil=True, cache=True)
+def _plan_request(t: Any, q: Any, s: Any, plan: Any, r: int) -> None:
+    """Fills the request's part of the plan, scatters its lists and sets its term bits."""
+    x, attributes = t.rows, len(t.rows.constrained)
+    lo, hi = q.start[r], q.start[r + 1]
+    sums = np.zeros(attributes, np.int64)
+    order = np.argsort(q.attribute[lo:hi], kind="mergesort") + lo
+    for i in range(lo, hi):
+        sums[q.attribute[i]] += np.int64(x.count[2 * np.int64(q.terms[i])])
+        s.bits[r, q.terms[i] >> 6] |= np.uint64(1) << np.uint64(q.terms[i] & 63)
+    first = np.zeros(attributes + 1, np.int64)
+    for i in range(lo, hi):
+        first[q.attribute[i] + 1] += 1
+    for a in range(attributes):
+        first[a + 1] += first[a]
+    groups, n = 0, plan.group[r, 0]
+    for a in np.argsort(sums - x.constrained, kind="mergesort"):  # ascending share of targetings let through
+        if x.constrained[a] == 0:
+            continue
+        plan.constrained[r, groups], plan.scratch[r, groups] = CONSTRAINED_ROW + a, -1
+        for i in order[first[a] : first[a + 1]]:
+            entry = 2 * np.int64(q.terms[i])
+            if x.row[entry] != 0:
+                plan.rows[n] = x.row[entry]
+                n += 1
+            elif x.count[entry] != 0:
+                plan.scratch[r, groups] = _place(plan, r, plan.scratch[r, groups], attributes)
+                _scatter(x, entry, s.rows[plan.scratch[r, groups]])
+        groups += 1
+        plan.group[r, groups] = n
+    plan.groups[r] = groups
+    n = plan.exclude_start[r]
+    for i in range(lo, hi):
+        entry = 2 * np.int64(q.terms[i]) + 1
+        if x.row[entry] != 0:
+            plan.excluded[n] = x.row[entry]
+            n += 1
+        elif x.count[entry] != 0:
+            plan.exclude_scratch[r] = _place(plan, r, plan.exclude_scratch[r], attributes)
+            _scatter(x, entry, s.rows[plan.exclude_scratch[r]])
+    plan.exclude_start[r + 1] = n
+
+
+@njit(nogil=True, cache=True)
+def _place(plan: Any, r: int, held: int, attributes: int) -> int:
+    """The scratch row at hand, or the request's next one."""
+    if held >= 0:
+        return held
+    plan.places[r] += 1
+    return r * (attributes + 1) + plan.places[r] - 1
+
+
+@njit(nogil=True, cache=True)
+def _plan(t: Any, q: Any, s: Any) -> Any:
+    requests, attributes = len(q.start) - 1, len(t.rows.constrained)
+    n = len(q.terms)
+    plan = Plan(
+        np.empty(n, np.int64), np.zeros((requests, attributes + 1), np.int64), np.empty((requests, attributes), np.int64),
+        np.empty((requests, attributes), np.int64), np.zeros(requests, np.int64), np.empty(n, np.int64),
+        np.zeros(requests + 1, np.int64), np.full(requests, -1, np.int64), np.zeros(requests, np.int64),
+    )  # fmt: skip
+    for r in range(requests):
+        plan.group[r, 0] = q.start[r]
+        _plan_request(t, q, s, plan, r)
+    return plan
+
+
+@njit(nogil=True, cache=True)
+def _match_block(x: Any, s: Any, plan: Any, r: int, lo: int, acc: Any, one: Any) -> bool:
+    """Rows of one request over one block, into acc. -> whether anything is left"""
+    used = x.bits[USED_ROW, lo : lo + BLOCK_WORDS]
+    for w in range(BLOCK_WORDS):
+        acc[w] = used[w]
+    for g in range(plan.groups[r]):
+        row = x.bits[plan.constrained[r, g], lo : lo + BLOCK_WORDS]
+        for w in range(BLOCK_WORDS):
+            one[w] = ~row[w]
+        for i in range(plan.group[r, g], plan.group[r, g + 1]):
+            row = x.bits[plan.rows[i], lo : lo + BLOCK_WORDS]
+            for w in range(BLOCK_WORDS):
+                one[w] |= row[w]
+        if plan.scratch[r, g] >= 0:
+            row = s.rows[plan.scratch[r, g], lo : lo + BLOCK_WORDS]
+            for w in range(BLOCK_WORDS):
+                one[w] |= row[w]
+        left = np.uint64(0)
+        for w in range(BLOCK_WORDS):
+            acc[w] &= one[w]
+            left |= acc[w]
+        if left == 0:
+            return False
+    for i in range(plan.exclude_start[r], plan.exclude_start[r + 1]):
+        row = x.bits[plan.excluded[i], lo : lo + BLOCK_WORDS]
+        for w in range(BLOCK_WORDS):
+            acc[w] &= ~row[w]
+    if plan.exclude_scratch[r] >= 0:
+        row = s.rows[plan.exclude_scratch[r], lo : lo + BLOCK_WORDS]
+        for w in range(BLOCK_WORDS):
+            acc[w] &= ~row[w]
+    return True
+
+
+@njit(nogil=True, cache=True)
+def lowest(word: np.uint64) -> int:
+    """Index of the lowest set bit of a word that is not 0."""
+    n = 0
+    if word & np.uint64(0xFFFFFFFF) == 0:
+        n, word = n + 32, word >> np.uint64(32)
+    if word & np.uint64(0xFFFF) == 0:
+        n, word = n + 16, word >> np.uint64(16)
+    if word & np.uint64(0xFF) == 0:
+        n, word = n + 8, word >> np.uint64(8)
+    if word & np.uint64(0xF) == 0:
+        n, word = n + 4, word >> np.uint64(4)
+    if word & np.uint64(0x3) == 0:
+        n, word = n + 2, word >> np.uint64(2)
+    return n + np.int64(~word & np.uint64(1))
+
+
+@njit(nogil=True, cache=True)
+def bits_set(word: np.uint64) -> int:
+    """How many bits are set."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@njit(nogil=True, cache=True)
+def _decide(t: Any, facts: Any, lo: int, acc: Any) -> None:
+    """Runs the programs of what is left of a block."""
+    for w in range(BLOCK_WORDS):
+        open_ = acc[w] & t.rows.bits[CHECK_ROW, lo + w]
+        while open_ != 0:
+            b = lowest(open_)
+            open_ &= open_ - np.uint64(1)
+            record = np.int64(t.record[(lo + w) * 64 + b])
+            if not holds(t.records.words, expression_at(t.records.words, record), facts):
+                acc[w] &= ~(np.uint64(1) << np.uint64(b))
+
+
+@njit(nogil=True, cache=True)
+def _ad_bits(a: Any, word: int, now_us: int) -> np.uint64:
+    """The ads of one word of slots that may be served at the request's time."""
+    if now_us == SERVICE_CLOCK:
+        return a.live[word]
+    bits, left = np.uint64(0), a.active[word]
+    while left != 0:
+        b = lowest(left)
+        left &= left - np.uint64(1)
+        slot = word * 64 + b
+        if a.start_us[slot] <= now_us < a.end_us[slot]:
+            bits |= np.uint64(1) << np.uint64(b)
+    return bits
+
+
+@njit(nogil=True, cache=True)
+def _ads_of(a: Any, targeting: int, now_us: int, out: Any, n: int) -> int:
+    """Writes the slots of a targeting's ads to out[n:], or only counts them where out is empty. -> n after them"""
+    first = np.int64(a.extents.ring[targeting]) - 1
+    start = first
+    while start >= 0:
+        size = extent_slots(a.extents, start)
+        for word in range(start >> 6, ((start + size - 1) >> 6) + 1):
+            bits = _ad_bits(a, word, now_us)
+            if size < 64:
+                bits = (bits >> np.uint64(start & 63)) & ((np.uint64(1) << np.uint64(size)) - np.uint64(1))
+            if len(out) == 0:
+                n += bits_set(bits)
+                continue
+            base = start if size < 64 else word * 64
+            while bits != 0:
+                out[n] = np.uint32(base + lowest(bits))
+                n += 1
+                bits &= bits - np.uint64(1)
+        start = np.int64(a.extents.next[start]) - 1
+        if start == first:
+            break
+    return n
+
+
+@njit(nogil=True, cache=True)
+def _ads_of_block(a: Any, matched: Any, lo: int, now_us: int, out: Any, n: int) -> int:
+    for w in range(lo, lo + BLOCK_WORDS):
+        left = matched[w]
+        while left != 0:
+            n = _ads_of(a, w * 64 + lowest(left), now_us, out, n)
+            left &= left - np.uint64(1)
+    return n
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def match(a: Any, t: Any, q: Any, s: Any) -> Any:
+    """Writes s.matched for each request (at most BATCH_MAX). -> ads eligible, [request, block]"""
+    requests, blocks = len(q.start) - 1, row_words(t) // BLOCK_WORDS
+    plan = _plan(t, q, s)
+    counts = np.zeros((requests, blocks), np.int64)
+    for b in prange(blocks):
+        lo = b * BLOCK_WORDS
+        acc, one, none = np.empty(BLOCK_WORDS, np.uint64), np.empty(BLOCK_WORDS, np.uint64), np.empty(0, np.uint32)
+        for r in range(requests):
+            if _match_block(t.rows, s, plan, r, lo, acc, one):
+                _decide(t, RequestFacts(s.bits[r], q.number_start[r], q.numbers), lo, acc)
+            s.matched[r, lo : lo + BLOCK_WORDS] = acc
+            counts[r, b] = _ads_of_block(a, s.matched[r], lo, q.now_us[r], none, 0)
+            for place in range(r * (len(t.rows.constrained) + 1), r * (len(t.rows.constrained) + 1) + plan.places[r]):
+                s.rows[place, lo : lo + BLOCK_WORDS] = 0
+    for r in range(requests):
+        for i in range(q.start[r], q.start[r + 1]):
+            s.bits[r, q.terms[i] >> 6] = 0
+    return counts
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def expand(a: Any, q: Any, s: Any, counts: Any, first: Any, out: Any) -> None:
+    """Writes the slots of the ads that `match` counted: request r's from out[first[r]], in the order of targetings."""
+    requests, blocks = counts.shape
+    for b in prange(blocks):
+        for r in range(requests):
+            if counts[r, b] > 0:
+                n = first[r] + counts[r, :b].sum()
+                _ads_of_block(a, s.matched[r], b * BLOCK_WORDS, q.now_us[r], out, n)

@@ -1,0 +1,47 @@
+"""Arrays that grow without being copied: address space is reserved, memory is taken by touching it.
+
+`reserve` maps zeroed pages that the system supplies at first use, so an array may be declared at the capacity of the
+index and costs what it holds. Nothing is ever moved, hence growth causes no pause. Rows of bits lie far apart and are
+kept out of huge pages, which would take 2 MiB for the first bit of each.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+PAGE_BYTES = 4096
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0x40  # MAP_NORESERVE, which mmap does not name on every Python
+
+
+class AddressSpaceError(RuntimeError):
+    """The system would not reserve the address space that the capacity asks for."""
+
+
+def reserve(shape: int | tuple[int, ...], dtype: DTypeLike, *, sparse: bool = False) -> NDArray[Any]:
+    """Zeroed array of `shape`, of which only touched pages take memory; `sparse` keeps it out of huge pages.
+
+    Raises AddressSpaceError where the system refuses (a limit on address space, or strict overcommit)."""
+    shape = (shape,) if isinstance(shape, int) else shape
+    count, item = math.prod(shape), np.dtype(dtype)
+    size = max(count * item.itemsize, 1)
+    try:
+        region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except (OSError, OverflowError, ValueError) as error:
+        raise AddressSpaceError(
+            f"cannot reserve {size / 2**30:.1f} GiB of address space ({error}): lower ads_max or targetings_max, "
+            "or lift the limit (ulimit -v, vm.overcommit_memory)"
+        ) from error
+    if sparse and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        region.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(region, dtype=item, count=count).reshape(shape)
+
+
+def pages_bytes(size: int) -> int:
+    """Bytes of the pages that `size` bytes take."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES

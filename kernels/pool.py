@@ -1,0 +1,73 @@
+"""A pool of 32-bit words that gives out blocks by size class.
+
+Classes are 2, 3, 4, 6, 8, 12, 16, ... words. A freed block waits in its class's list (linked through its first word)
+and is given out again; fresh blocks come from the frontier. Memory is therefore bounded by the peak of each class.
+Offset 0 is never given out and means "none".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from kernels.memory import reserve
+
+CLASSES = 60
+FRONTIER, USED = 0, 1
+
+
+class Pool(NamedTuple):
+    words: NDArray[np.uint32]  # [capacity]
+    free: NDArray[np.uint32]  # [class] first free block
+    state: NDArray[np.int64]  # frontier, words in use
+
+
+def pool(words_max: int) -> Pool:
+    """An empty pool of at most `words_max` words (2^32 at most)."""
+    made = Pool(reserve(min(words_max, 2**32 - 1), np.uint32), np.zeros(CLASSES, np.uint32), np.zeros(2, np.int64))
+    made.state[FRONTIER] = 2
+    return made
+
+
+@njit(nogil=True, cache=True, inline="always")
+def class_words(c: int) -> int:
+    """Words of a block of class c."""
+    return (np.int64(2) << (c >> 1)) if c & 1 == 0 else (np.int64(3) << (c >> 1))
+
+
+@njit(nogil=True, cache=True)
+def class_of(count: int) -> int:
+    """The smallest class that holds `count` words."""
+    c = 0
+    while class_words(c) < count:
+        c += 1
+    return c
+
+
+@njit(nogil=True, cache=True)
+def take(p: Any, count: int) -> int:
+    """Offset of a block of at least `count` words, its contents undefined; 0 if the pool is full."""
+    c = class_of(count)
+    words = class_words(c)
+    at = np.int64(p.free[c])
+    if at != 0:
+        p.free[c] = p.words[at]
+    else:
+        at = p.state[FRONTIER]
+        if at + words > len(p.words):
+            return 0
+        p.state[FRONTIER] = at + words
+    p.state[USED] += words
+    return at
+
+
+@njit(nogil=True, cache=True)
+def give(p: Any, at: int, count: int) -> None:
+    """Returns the block at offset `at` that was taken for `count` words."""
+    c = class_of(count)
+    p.words[at] = p.free[c]
+    p.free[c] = np.uint32(at)
+    p.state[USED] -= class_words(c)

@@ -1,0 +1,217 @@
+"""Targeting as words: the one record of a targeting, and the interpreter that decides it exactly.
+
+A record is `[words, zone, mask x 6 (only with a zone), expression]`: its length, the first term of the schedule's zone
+(0 without a schedule), the hours as 192 bits, and the expression in prefix order. Nodes:
+
+    ALL, ANY, NOT    [op, words of the subtree] children...
+    TERMS            [op | n << 4, attribute] n terms, ascending
+    INTEGERS         [op, attribute] low, high          (int64 each, two words)
+    NUMBERS          [op, attribute] low, high          (float64 each)
+    VERSIONS         [op, attribute, n low, n high] parts... (int64 each; OPEN parts: no bound)
+    CIRCLE           [op | n << 4, attribute] x, y, z, chord squared, lat, lon, radius (float64 each), n cell terms
+
+A filter over an ad's fields is an expression of the same form. Facts are what it is held against: a request's terms as
+bits and its numbers, or an ad's field record (`[field, n terms, n numbers] terms, numbers` for each field).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+ALL, ANY, NOT, TERMS, INTEGERS, NUMBERS, VERSIONS, CIRCLE = range(8)
+OPEN = 0xFFFFFFFF  # in place of a version's number of parts: no bound
+NO_ZONE = 0
+RECORD_HEAD, SCHEDULE_WORDS = 2, 6
+DEPTH_MAX = 34  # of the walk: the language's 32 and room
+FIELD_ADVERTISER, FIELD_CAMPAIGN, FIELD_BID, FIELD_AGE_S = range(4)
+
+
+class RequestFacts(NamedTuple):
+    """What is true of a request."""
+
+    bits: NDArray[np.uint64]  # [terms / 64]
+    start: NDArray[np.int64]  # [attributes + 1] into numbers
+    numbers: NDArray[np.int64]  # integers; floats as bits; versions as n, parts; points as x, y, z
+
+
+class AdFacts(NamedTuple):
+    """What is true of an ad."""
+
+    words: NDArray[np.uint32]  # the pool of field records
+    at: int  # 0: no declared fields
+    advertiser: int  # term or 0
+    campaign: int
+    bid: float
+    age_s: float
+
+
+@njit(nogil=True, cache=True, inline="always")
+def int64_at(words: Any, p: int) -> int:
+    return np.int64(np.uint64(words[p]) | (np.uint64(words[p + 1]) << np.uint64(32)))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def float64_at(words: Any, p: int) -> float:
+    return np.uint64(np.uint64(words[p]) | (np.uint64(words[p + 1]) << np.uint64(32))).view(np.float64)
+
+
+@njit(nogil=True, cache=True)
+def node_words(words: Any, p: int) -> int:
+    """Words of the node at p with all below it."""
+    op = words[p] & 15
+    if op <= NOT:
+        return np.int64(words[p + 1])
+    if op == TERMS:
+        return 2 + np.int64(words[p] >> 4)
+    if op == CIRCLE:
+        return 16 + np.int64(words[p] >> 4)
+    if op == VERSIONS:
+        low, high = np.int64(words[p + 2]), np.int64(words[p + 3])
+        return 4 + 2 * ((0 if low == OPEN else low) + (0 if high == OPEN else high))
+    return 6
+
+
+@njit(nogil=True, cache=True)
+def _version_order(numbers: Any, at: int, words: Any, p: int, count: int) -> int:
+    """Sign of (the version [n, parts] at numbers[at]) - (the bound of `count` parts at words[p])."""
+    n = numbers[at]
+    for i in range(max(n, count)):
+        left = numbers[at + 1 + i] if i < n else np.int64(0)
+        right = int64_at(words, p + 2 * i) if i < count else np.int64(0)
+        if left != right:
+            return -1 if left < right else 1
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _numbers_hold(words: Any, p: int, numbers: Any, lo: int, hi: int) -> bool:
+    """Whether the leaf at p (any but TERMS) is true of one of the values in numbers[lo:hi]."""
+    op = words[p] & 15
+    if op == INTEGERS:
+        low, high = int64_at(words, p + 2), int64_at(words, p + 4)
+        for i in range(lo, hi):
+            if low <= numbers[i] <= high:
+                return True
+    elif op == NUMBERS:
+        least, most = float64_at(words, p + 2), float64_at(words, p + 4)
+        for i in range(lo, hi):
+            if least <= np.int64(numbers[i]).view(np.float64) <= most:
+                return True
+    elif op == VERSIONS:
+        n_low, n_high = np.int64(words[p + 2]), np.int64(words[p + 3])
+        p_high = p + 4 + (0 if n_low == OPEN else 2 * n_low)
+        i = lo
+        while i < hi:
+            above = n_low == OPEN or _version_order(numbers, i, words, p + 4, n_low) >= 0
+            if above and (n_high == OPEN or _version_order(numbers, i, words, p_high, n_high) <= 0):
+                return True
+            i += 1 + numbers[i]
+    else:
+        x, y, z = float64_at(words, p + 2), float64_at(words, p + 4), float64_at(words, p + 6)
+        chord2 = float64_at(words, p + 8)
+        for i in range(lo, hi, 3):
+            dx, dy = np.int64(numbers[i]).view(np.float64) - x, np.int64(numbers[i + 1]).view(np.float64) - y
+            dz = np.int64(numbers[i + 2]).view(np.float64) - z
+            if dx * dx + dy * dy + dz * dz <= chord2:
+                return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def _request_holds(words: Any, p: int, facts: Any) -> bool:
+    if words[p] & 15 == TERMS:
+        for i in range(p + 2, p + 2 + np.int64(words[p] >> 4)):
+            t = words[i]
+            if (facts.bits[t >> 6] >> np.uint64(t & 63)) & np.uint64(1):
+                return True
+        return False
+    a = np.int64(words[p + 1])
+    return _numbers_hold(words, p, facts.numbers, facts.start[a], facts.start[a + 1])
+
+
+@njit(nogil=True, cache=True)
+def _listed(words: Any, lo: int, hi: int, term: int) -> bool:
+    """Whether `term` is among the ascending words[lo:hi]."""
+    while lo < hi:
+        middle = (lo + hi) >> 1
+        if words[middle] < term:
+            lo = middle + 1
+        else:
+            hi = middle
+    return False if term == 0 else bool(lo < len(words) and words[lo] == term)
+
+
+@njit(nogil=True, cache=True)
+def _ad_holds(words: Any, p: int, facts: Any) -> bool:
+    field = np.int64(words[p + 1])
+    lo, hi = p + 2, p + 2 + np.int64(words[p] >> 4)
+    if field <= FIELD_CAMPAIGN:
+        term = facts.advertiser if field == FIELD_ADVERTISER else facts.campaign
+        return term != 0 and hi > lo and words[hi - 1] >= term and _listed(words, lo, hi, term)
+    if field <= FIELD_AGE_S:
+        number = facts.bid if field == FIELD_BID else facts.age_s
+        return float64_at(words, p + 2) <= number <= float64_at(words, p + 4)
+    if facts.at == 0:
+        return False
+    at, end = facts.at + 1, facts.at + np.int64(facts.words[facts.at])
+    while at < end:
+        n_terms, n_numbers = np.int64(facts.words[at + 1]), np.int64(facts.words[at + 2])
+        if facts.words[at] == field:
+            if words[p] & 15 == TERMS:
+                for i in range(at + 3, at + 3 + n_terms):
+                    term = np.int64(facts.words[i])
+                    if hi > lo and words[hi - 1] >= term and _listed(words, lo, hi, term):
+                        return True
+                return False
+            numbers = np.empty(n_numbers, np.int64)
+            for i in range(n_numbers):
+                numbers[i] = int64_at(facts.words, at + 3 + n_terms + 2 * i)
+            return _numbers_hold(words, p, numbers, 0, n_numbers)
+        at += 3 + n_terms + 2 * n_numbers
+    return False
+
+
+def _leaf_holds(words: Any, p: int, facts: Any) -> bool:
+    """Whether the leaf at p is true of the facts; chosen by their type when compiled."""
+    raise AssertionError("only in compiled code")
+
+
+@overload(_leaf_holds, strict=False)
+def _leaf_holds_overload(words: Any, p: Any, facts: Any) -> Any:  # noqa: ARG001
+    if isinstance(facts, types.NamedTuple) and facts.instance_class is AdFacts:
+        return lambda words, p, facts: _ad_holds(words, p, facts)
+    return lambda words, p, facts: _request_holds(words, p, facts)
+
+
+@njit(nogil=True, cache=True)
+def holds(words: Any, p: int, facts: Any) -> bool:
+    """Whether the expression at words[p] is true of the facts. Walks in prefix order and skips what cannot matter."""
+    ops, ends = np.empty(DEPTH_MAX, np.int64), np.empty(DEPTH_MAX, np.int64)
+    depth, value = 0, False
+    while True:
+        op = np.int64(words[p] & 15)
+        if op <= NOT:
+            ops[depth], ends[depth] = op, p + np.int64(words[p + 1])
+            p += 2
+            if p < ends[depth]:
+                depth += 1
+                continue
+            value = op == ALL  # all of nothing is true, any of nothing is false
+        else:
+            value = _leaf_holds(words, p, facts)
+            p += node_words(words, p)
+        while depth > 0:
+            op, end = ops[depth - 1], ends[depth - 1]
+            if op == NOT:
+                value = not value
+            elif p < end and value == (op == ALL):
+                break  # undecided: the next child
+            p = end
+            depth -= 1
+        if depth == 0:
+            return value

@@ -1,0 +1,64 @@
+"""Request bodies: plain JSON within the bound, whatever the client says about its length."""
+
+from __future__ import annotations
+
+from starlette.requests import ClientDisconnect, Request
+
+from api.problems import TOO_LARGE, UNSUPPORTED_MEDIA_TYPE, Problem
+
+
+async def read_json_body(request: Request, body_bytes_max: int) -> bytes:
+    """The body of a request that says that it is JSON, or says nothing. Not decoded yet.
+
+    Raises:
+        Problem: 415 for another type, charset or a content encoding; 413 past the bound, also when sent in chunks.
+        ClientDisconnect: the client went away.
+    """
+    check_media_type(request)
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdigit() and int(declared) > body_bytes_max:
+        raise too_large(body_bytes_max)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > body_bytes_max:
+            raise too_large(body_bytes_max)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def check_media_type(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise Problem(
+            UNSUPPORTED_MEDIA_TYPE,
+            f"the body has content-encoding {encoding!r}; send it without one",
+            headers={"accept-encoding": "identity"},
+        )
+    given = request.headers.get("content-type")
+    if given is None or given == "application/json":
+        return
+    media_type, _, parameters = given.lower().partition(";")
+    media_type = media_type.strip()
+    if media_type != "application/json" and not (media_type.startswith("application/") and media_type.endswith("+json")):
+        raise Problem(
+            UNSUPPORTED_MEDIA_TYPE,
+            f"the body has content-type {given!r}; send JSON with content-type: application/json",
+            headers={"accept": "application/json"},
+        )
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.strip().partition("=")
+        if name == "charset" and value.strip('" ') not in ("utf-8", "utf8"):
+            raise Problem(UNSUPPORTED_MEDIA_TYPE, f"the body has charset {value!r}; JSON is sent in UTF-8")
+
+
+def too_large(body_bytes_max: int) -> Problem:
+    return Problem(
+        TOO_LARGE, f"the body is larger than {body_bytes_max} bytes (setting body_bytes_max)", more={"limit": body_bytes_max}
+    )

@@ -1,0 +1,80 @@
+"""The outermost layer of the HTTP service: request ids, counts, and the last word on errors.
+
+Plain ASGI, since every request passes it: one closure around `send`, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from time import perf_counter
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.metrics import RequestMetrics
+from api.problems import INTERNAL_ERROR, MEDIA_TYPE, Problem
+
+REQUEST_ID = "mirach.request_id"  # its key in the ASGI scope
+REQUEST_ID_HEADER = b"x-request-id"
+REQUEST_ID_GOOD = re.compile(rb"[ -~]{1,128}")  # printable ASCII
+UNMATCHED_ROUTE = "other"  # addresses that do not exist must not become label values
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+log = logging.getLogger(__name__)
+
+
+class Door:
+    """Wraps an app. An id of the caller's own that is too long or not printable is replaced, not refused."""
+
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = perf_counter()
+        request_id = request_id_of(scope)
+        scope[REQUEST_ID] = request_id.decode()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (REQUEST_ID_HEADER, request_id)]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            return
+        except Exception:
+            log.exception("request %s: %s %s failed", request_id.decode(), scope["method"], scope["path"])
+            if status:
+                raise  # half an answer is out: only breaking the connection tells the client
+            await send_problem(Problem(INTERNAL_ERROR, "this is a fault of the service; its log has the request id"),
+                               scope[REQUEST_ID], send_with_id)  # fmt: skip
+        route = scope.get("route")
+        self.metrics.observe(UNMATCHED_ROUTE if route is None else route.path, status, perf_counter() - started)
+
+
+def request_id_of(scope: Scope) -> bytes:
+    """The caller's id if it is one, else a new one."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID_HEADER:
+            if REQUEST_ID_GOOD.fullmatch(value):
+                return bytes(value)
+            break
+    return secrets.token_hex(8).encode()
+
+
+async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
+    body = problem.document(request_id)
+    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in problem.response_headers().items()]
+    await send({"type": "http.response.start", "status": problem.kind.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,17 +1,31 @@
-"""The score of contract section 4 for the survivors of a match, over row-major columns of ads."""
+"""The score of contract section 4 for the survivors of a match, over row-major columns of ads.
+
+Survivors are taken in blocks by the threads, and in a block LANES at a time, each an ad in a lane of its own:
+1. their rows are transposed into a tile, and the tile multiplied with the experts; the same for the gate (dots.py);
+2. gate logits, softmax, mixture and logistic function are made in float64 (lanes.py, exp.py), in which every finite
+   float32 input has a finite result, so there is no second way for extreme ones.
+No lane sees another and each sum has a fixed order: an ad's score is the same bits whatever lies beside it, on any
+number of threads and any processor.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit, prange
 from numpy.typing import NDArray
 
+from kernels.dots import dot_products, load_tile, prefetch_rows
+from kernels.exp import exp_not_positive, logistic
+from kernels.lanes import LANES, at_least, broadcast, gather, load, maximum, store
 from kernels.precision import INT8_MAX, Precision, row_width
 
 EXPERTS_MAX = 16
 COLUMN_GROUP = 4  # experts whose dot products are made together
 DIM_MAX = 1024  # of embeddings, and of gate vectors
+BLOCK_ADS = 1024  # what a thread takes at a time
+PREFETCH_ADS = 4 * LANES  # how far ahead rows are asked for
 
 
 class ScoreColumns(NamedTuple):
@@ -70,3 +84,108 @@ def pack_vectors(vectors: NDArray[np.float32], precision: Precision, out: NDArra
     pairs = np.ascontiguousarray(elements.transpose(1, 3, 0, 2)).view(np.int32)  # bytes 0 and 2 of a word, then 1 and 3
     out[:] = pairs.reshape(steps, columns)
     return scale
+
+
+def score(
+    columns: ScoreColumns, slots: NDArray[np.uint32], job_start: NDArray[np.int64], users: PackedUsers, out: NDArray[Any]
+) -> None:
+    """Scores to `out` [survivor] (float32, or float64) of the ads in `slots` [survivor], which are in any order and may
+    repeat. Those of job j lie at job_start[j] : job_start[j + 1] and are scored with user j."""
+    assert job_start[0] == 0 and job_start[-1] == len(slots) == len(out), (job_start, len(slots), len(out))
+    assert len(job_start) == len(users.route) + 1, (len(job_start), len(users.route))
+    assert 1 <= users.expert_count.min() and users.expert_count.max() <= users.expert_factor.shape[1] <= EXPERTS_MAX
+    assert (1 <= users.route).all() and (users.route <= users.expert_count).all(), users.route
+    word_elements = 4 // columns.embedding.itemsize
+    for rows, packed in ((columns.embedding, users.experts), (columns.gate, users.gates)):
+        assert rows.flags.c_contiguous and packed.flags.c_contiguous
+        steps = rows.shape[1] // 2 if word_elements == 4 else rows.shape[1]
+        assert packed.shape[1] == steps, (rows.shape, packed.shape)
+    if len(slots):
+        _score(columns, slots, job_start, users, out)
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _score(columns: Any, slots: Any, job_start: Any, users: Any, out: Any) -> None:
+    for block in prange((len(slots) + BLOCK_ADS - 1) // BLOCK_ADS):
+        start = block * BLOCK_ADS
+        _score_block(columns, slots, job_start, users, out, start, min(start + BLOCK_ADS, len(slots)))
+
+
+@njit(nogil=True, cache=True)
+def _score_block(columns: Any, slots: Any, job_start: Any, users: Any, out: Any, start: int, end: int) -> None:
+    """Scores the survivors from `start` to `end`, job by job, LANES at a time; the last lanes of a job may be spare."""
+    row_bytes = max(columns.embedding.shape[1], columns.gate.shape[1]) * columns.embedding.itemsize
+    tile = np.empty(row_bytes // 4 * LANES, np.int32)
+    products = np.empty(EXPERTS_MAX * LANES)
+    logits = np.empty(EXPERTS_MAX * LANES)
+    lane_slots = np.empty(LANES, np.uint32)
+    lane_scores = np.empty(LANES)
+    job = np.searchsorted(job_start, start, side="right") - 1
+    at = start
+    while at < end:
+        while job_start[job + 1] <= at:
+            job += 1
+        count = min(LANES, min(end, job_start[job + 1]) - at)
+        for lane in range(LANES):
+            lane_slots[lane] = slots[at + min(lane, count - 1)]
+        if at + PREFETCH_ADS + LANES <= len(slots):
+            prefetch_rows(columns.embedding, slots, at + PREFETCH_ADS)
+            prefetch_rows(columns.gate, slots, at + PREFETCH_ADS)
+        load_tile(columns.gate, lane_slots, 0, tile)
+        _all_products(columns.gate, tile, users.gates, job, logits)
+        load_tile(columns.embedding, lane_slots, 0, tile)
+        _all_products(columns.embedding, tile, users.experts, job, products)
+        embedding_scale = gather(columns.embedding_scale, lane_slots)
+        gate_scale = gather(columns.gate_scale, lane_slots)
+        y = _mixture(users, job, logits, products, gate_scale) * embedding_scale + broadcast(users.bias[job])
+        store(lane_scores, 0, logistic(y))
+        for lane in range(count):
+            out[at + lane] = lane_scores[lane]
+        at += count
+
+
+@njit(nogil=True, cache=True)
+def _all_products(rows: Any, tile: Any, packed: Any, job: int, products: Any) -> None:
+    """products[column, lane] for each column of the job's user."""
+    columns = packed.shape[2]
+    column = 0
+    while column + 8 <= columns:
+        dot_products(rows, tile, packed, job, column, 8, products)
+        column += 8
+    if column < columns:
+        dot_products(rows, tile, packed, job, column, COLUMN_GROUP, products)
+
+
+@njit(nogil=True, cache=True)
+def _mixture(users: Any, job: int, logits: Any, products: Any, gate_scale: Any) -> Any:
+    """temperature * sum_e g_e (U_e . a) / the scale of a, by lane. `logits` holds K_e . q / the scale of q before, and
+    z_e after."""
+    experts, route = users.expert_count[job], users.route[job]
+    largest = broadcast(-np.inf)
+    for e in range(experts):
+        dot = load(logits, e * LANES) * broadcast(users.gate_factor[job, e])
+        z = dot * gate_scale + broadcast(users.gate_bias[job, e])
+        store(logits, e * LANES, z)
+        largest = maximum(largest, z)
+    total, mixed = broadcast(0.0), broadcast(0.0)
+    for e in range(experts):
+        z = load(logits, e * LANES)
+        weight = exp_not_positive(z - largest)
+        if route < experts:
+            weight = weight * _routed(logits, e, experts, route)
+        total = total + weight
+        mixed = mixed + weight * (load(products, e * LANES) * broadcast(users.expert_factor[job, e]))
+    return mixed / total
+
+
+@njit(nogil=True, cache=True)
+def _routed(logits: Any, expert: int, experts: int, route: int) -> Any:
+    """1 where fewer than `route` experts come before this one: of a larger logit, or as large with a lower number."""
+    z = load(logits, expert * LANES)
+    before = broadcast(0.0)
+    for other in range(experts):
+        if other < expert:
+            before = before + at_least(load(logits, other * LANES), z)
+        elif other > expert:
+            before = before + (broadcast(1.0) - at_least(z, load(logits, other * LANES)))
+    return at_least(broadcast(route - 1.0), before)

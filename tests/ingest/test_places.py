@@ -15,7 +15,10 @@ HEADER = "kind,key,latitude,longitude\n"
 def test_a_file_with_columns_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "places.csv"
     path.write_text(
-        '\ufeffkey,name,kind,longitude,latitude\n1,"Ferguson, MO",city,-90.3054,38.7442\n\nUS:94304,,zip,-122.165,37.397\n'
+        "\ufeffkey,name,kind,longitude,latitude\n"
+        '1,"Ferguson, MO",city,-90.3054,38.7442\n'
+        "\n"
+        "US:94304,,zip,-122.165,37.397\n"
     )
     places = Places.load(path)
     assert len(places) == 2

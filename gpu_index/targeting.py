@@ -14,7 +14,6 @@ import msgspec
 from gpu_index.invalid_input import InvalidInput, nearest, shown, step
 from gpu_index.schema import Attribute, Kind
 from gpu_index.values import (
-    Point,
     Value,
     parse_each,
     parse_value,
@@ -183,7 +182,7 @@ def _too_deep() -> NoReturn:
 def _in(attribute: Attribute, raw: object) -> In:
     if type(raw) is not list:
         raise InvalidInput("", f"in takes a list of values, not {shown(raw)}", "bad_expression")
-    if attribute.kind is Kind.CATEGORY and plain_texts(raw):
+    if attribute.kind is _CATEGORY and plain_texts(raw):
         return In(attribute.index, tuple(dict.fromkeys(raw)))
     return In(attribute.index, parse_each(attribute, raw))
 
@@ -191,18 +190,18 @@ def _in(attribute: Attribute, raw: object) -> In:
 def _between(attribute: Attribute, raw: object) -> Between:
     if type(raw) is not list or len(raw) != 2:
         raise InvalidInput("", f"between takes [low, high], null for an open end, not {shown(raw)}", "bad_expression")
-    low, high = (None if bound is None else _bound(attribute, bound, position) for position, bound in enumerate(raw))
-    return Between(attribute.index, low, high)
+    return Between(attribute.index, _bound(attribute, raw[0], 0), _bound(attribute, raw[1], 1))
 
 
-def _bound(attribute: Attribute, raw: object, position: int) -> int | float | tuple[int, ...]:
+def _bound(attribute: Attribute, raw: object, position: int) -> Bound:
+    if raw is None:
+        return None
     try:
         bound = parse_value(attribute, raw)
     except InvalidInput as fault:
         fault.under(f"[{position}]")
         raise
-    assert not isinstance(bound, str | Point)  # the kinds that have between
-    return bound
+    return bound  # type: ignore[return-value]  # the kinds that have between have no texts and no points
 
 
 def _within(attribute: Attribute, raw: object) -> Within:
@@ -213,6 +212,7 @@ def _is(attribute: Attribute, raw: object) -> In:
     return In(attribute.index, (parse_value(attribute, raw),))
 
 
+_CATEGORY = Kind.CATEGORY  # an enum's members are slow to look up
 PREDICATE_NAMES = ("in", "between", "within", "is")
 _PREDICATES: dict[tuple[Kind, str], Callable[[Attribute, object], Leaf]] = {
     (Kind.CATEGORY, "in"): _in,

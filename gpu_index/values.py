@@ -21,6 +21,7 @@ __all__ = ["InvalidInput", "Point", "RequestAttributes", "Value", "Values", "dec
 __all__ += ["parse_fields", "parse_value", "parse_values", "parse_within", "request_values", "value_to_json"]
 
 VERSION_PARTS_MAX = 16
+_CATEGORY = Kind.CATEGORY  # an enum's members are slow to look up
 
 
 class Point(NamedTuple):
@@ -99,7 +100,7 @@ def parse_values(attribute: Attribute, raw: object, path: str = "") -> tuple[Val
     """The values that a request sends for one attribute, clamped where the schema says so; () if it carries none
     (null or an empty list). Each value once, in order of first appearance. Raises InvalidInput."""
     kind = attribute.kind
-    if kind is Kind.CATEGORY and type(raw) is str and raw.isascii():
+    if kind is _CATEGORY and type(raw) is str and raw.isascii():
         return (raw,)  # nearly all there is
     try:
         if raw is None or raw == []:

@@ -47,7 +47,9 @@ def shown(value: object) -> str:
     """A value as JSON, cut to a length that fits into a sentence."""
     try:
         text = msgspec.json.encode(value).decode()
-    except (TypeError, UnicodeError, ValueError, RecursionError, OverflowError):
+    except RecursionError:
+        text = "something nested too deeply"
+    except (TypeError, ValueError, OverflowError):  # no JSON: half a surrogate pair, an endless integer, an object
         text = ascii(value)
     return text if len(text) <= SHOWN_CHARACTERS_MAX else text[: SHOWN_CHARACTERS_MAX - 1] + "…"
 

@@ -65,6 +65,27 @@ def scratch(targetings_max: int, terms_max: int, attributes: int) -> Scratch:
     )  # fmt: skip
 
 
+class View(NamedTuple):
+    """The arrays of both tables that blocks read: flat, since parallel loops take no nested tuples."""
+
+    bits: NDArray[np.uint64]  # [row, word]
+    record: NDArray[np.uint32]  # [targeting]
+    words: NDArray[np.uint32]  # records
+    ring: NDArray[np.uint32]  # [targeting] as Extents has it
+    next: NDArray[np.uint32]  # [slot]
+    kind: NDArray[np.uint8]  # [slot]
+    live: NDArray[np.uint64]  # [slot / 64]
+    active: NDArray[np.uint64]  # [slot / 64]
+    start_us: NDArray[np.int64]  # [slot]
+    end_us: NDArray[np.int64]  # [slot]
+
+
+@njit(nogil=True, cache=True)
+def _view(a: Any, t: Any) -> Any:
+    x = a.extents
+    return View(t.rows.bits, t.record, t.records.words, x.ring, x.next, x.kind, a.live, a.active, a.start_us, a.end_us)
+
+
 @njit(nogil=True, cache=True)
 def _scatter(x: Any, entry: int, row: Any) -> None:
     at = np.int64(x.offset[entry])
@@ -141,17 +162,17 @@ def _plan(t: Any, q: Any, s: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _match_block(x: Any, s: Any, plan: Any, r: int, lo: int, acc: Any, one: Any) -> bool:
+def _match_block(v: Any, s: Any, plan: Any, r: int, lo: int, acc: Any, one: Any) -> bool:
     """Rows of one request over one block, into acc. -> whether anything is left"""
-    used = x.bits[USED_ROW, lo : lo + BLOCK_WORDS]
+    used = v.bits[USED_ROW, lo : lo + BLOCK_WORDS]
     for w in range(BLOCK_WORDS):
         acc[w] = used[w]
     for g in range(plan.groups[r]):
-        row = x.bits[plan.constrained[r, g], lo : lo + BLOCK_WORDS]
+        row = v.bits[plan.constrained[r, g], lo : lo + BLOCK_WORDS]
         for w in range(BLOCK_WORDS):
             one[w] = ~row[w]
         for i in range(plan.group[r, g], plan.group[r, g + 1]):
-            row = x.bits[plan.rows[i], lo : lo + BLOCK_WORDS]
+            row = v.bits[plan.rows[i], lo : lo + BLOCK_WORDS]
             for w in range(BLOCK_WORDS):
                 one[w] |= row[w]
         if plan.scratch[r, g] >= 0:
@@ -165,7 +186,7 @@ def _match_block(x: Any, s: Any, plan: Any, r: int, lo: int, acc: Any, one: Any)
         if left == 0:
             return False
     for i in range(plan.exclude_start[r], plan.exclude_start[r + 1]):
-        row = x.bits[plan.excluded[i], lo : lo + BLOCK_WORDS]
+        row = v.bits[plan.excluded[i], lo : lo + BLOCK_WORDS]
         for w in range(BLOCK_WORDS):
             acc[w] &= ~row[w]
     if plan.exclude_scratch[r] >= 0:
@@ -202,42 +223,42 @@ def bits_set(word: np.uint64) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _decide(t: Any, facts: Any, lo: int, acc: Any) -> None:
+def _decide(v: Any, facts: Any, lo: int, acc: Any) -> None:
     """Runs the programs of what is left of a block."""
     for w in range(BLOCK_WORDS):
-        open_ = acc[w] & t.rows.bits[CHECK_ROW, lo + w]
+        open_ = acc[w] & v.bits[CHECK_ROW, lo + w]
         while open_ != 0:
             b = lowest(open_)
             open_ &= open_ - np.uint64(1)
-            record = np.int64(t.record[(lo + w) * 64 + b])
-            if not holds(t.records.words, expression_at(t.records.words, record), facts):
+            record = np.int64(v.record[(lo + w) * 64 + b])
+            if not holds(v.words, expression_at(v.words, record), facts):
                 acc[w] &= ~(np.uint64(1) << np.uint64(b))
 
 
 @njit(nogil=True, cache=True)
-def _ad_bits(a: Any, word: int, now_us: int) -> np.uint64:
+def _ad_bits(v: Any, word: int, now_us: int) -> np.uint64:
     """The ads of one word of slots that may be served at the request's time."""
     if now_us == SERVICE_CLOCK:
-        return a.live[word]
-    bits, left = np.uint64(0), a.active[word]
+        return v.live[word]
+    bits, left = np.uint64(0), v.active[word]
     while left != 0:
         b = lowest(left)
         left &= left - np.uint64(1)
         slot = word * 64 + b
-        if a.start_us[slot] <= now_us < a.end_us[slot]:
+        if v.start_us[slot] <= now_us < v.end_us[slot]:
             bits |= np.uint64(1) << np.uint64(b)
     return bits
 
 
 @njit(nogil=True, cache=True)
-def _ads_of(a: Any, targeting: int, now_us: int, out: Any, n: int) -> int:
+def _ads_of(v: Any, targeting: int, now_us: int, out: Any, n: int) -> int:
     """Writes the slots of a targeting's ads to out[n:], or only counts them where out is empty. -> n after them"""
-    first = np.int64(a.extents.ring[targeting]) - 1
+    first = np.int64(v.ring[targeting]) - 1
     start = first
     while start >= 0:
-        size = extent_slots(a.extents, start)
+        size = extent_slots(v, start)
         for word in range(start >> 6, ((start + size - 1) >> 6) + 1):
-            bits = _ad_bits(a, word, now_us)
+            bits = _ad_bits(v, word, now_us)
             if size < 64:
                 bits = (bits >> np.uint64(start & 63)) & ((np.uint64(1) << np.uint64(size)) - np.uint64(1))
             if len(out) == 0:
@@ -248,38 +269,28 @@ def _ads_of(a: Any, targeting: int, now_us: int, out: Any, n: int) -> int:
                 out[n] = np.uint32(base + lowest(bits))
                 n += 1
                 bits &= bits - np.uint64(1)
-        start = np.int64(a.extents.next[start]) - 1
+        start = np.int64(v.next[start]) - 1
         if start == first:
             break
     return n
 
 
 @njit(nogil=True, cache=True)
-def _ads_of_block(a: Any, matched: Any, lo: int, now_us: int, out: Any, n: int) -> int:
+def _ads_of_block(v: Any, matched: Any, lo: int, now_us: int, out: Any, n: int) -> int:
     for w in range(lo, lo + BLOCK_WORDS):
         left = matched[w]
         while left != 0:
-            n = _ads_of(a, w * 64 + lowest(left), now_us, out, n)
+            n = _ads_of(v, w * 64 + lowest(left), now_us, out, n)
             left &= left - np.uint64(1)
     return n
 
 
-@njit(nogil=True, cache=True, parallel=True)
+@njit(nogil=True, cache=True)
 def match(a: Any, t: Any, q: Any, s: Any) -> Any:
     """Writes s.matched for each request (at most BATCH_MAX). -> ads eligible, [request, block]"""
     requests, blocks = len(q.start) - 1, row_words(t) // BLOCK_WORDS
-    plan = _plan(t, q, s)
     counts = np.zeros((requests, blocks), np.int64)
-    for b in prange(blocks):
-        lo = b * BLOCK_WORDS
-        acc, one, none = np.empty(BLOCK_WORDS, np.uint64), np.empty(BLOCK_WORDS, np.uint64), np.empty(0, np.uint32)
-        for r in range(requests):
-            if _match_block(t.rows, s, plan, r, lo, acc, one):
-                _decide(t, RequestFacts(s.bits[r], q.number_start[r], q.numbers), lo, acc)
-            s.matched[r, lo : lo + BLOCK_WORDS] = acc
-            counts[r, b] = _ads_of_block(a, s.matched[r], lo, q.now_us[r], none, 0)
-            for place in range(r * (len(t.rows.constrained) + 1), r * (len(t.rows.constrained) + 1) + plan.places[r]):
-                s.rows[place, lo : lo + BLOCK_WORDS] = 0
+    _match_blocks(_view(a, t), q, s, _plan(t, q, s), counts, len(t.rows.constrained) + 1)
     for r in range(requests):
         for i in range(q.start[r], q.start[r + 1]):
             s.bits[r, q.terms[i] >> 6] = 0
@@ -287,11 +298,41 @@ def match(a: Any, t: Any, q: Any, s: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def expand(a: Any, q: Any, s: Any, counts: Any, first: Any, out: Any) -> None:
+def _match_blocks(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int) -> None:
+    """`places` is the number of scratch rows of a request."""
+    for b in prange(counts.shape[1]):
+        _match_block_of_all(v, q, s, plan, counts, places, b)
+
+
+@njit(nogil=True, cache=True)
+def _match_block_of_all(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, b: int) -> None:
+    """One block, request by request."""
+    lo = b * BLOCK_WORDS
+    acc, one, none = np.empty(BLOCK_WORDS, np.uint64), np.empty(BLOCK_WORDS, np.uint64), np.empty(0, np.uint32)
+    for r in range(len(counts)):
+        if _match_block(v, s, plan, r, lo, acc, one):
+            _decide(v, RequestFacts(s.bits[r], q.number_start[r], q.numbers), lo, acc)
+        s.matched[r, lo : lo + BLOCK_WORDS] = acc
+        counts[r, b] = _ads_of_block(v, s.matched[r], lo, q.now_us[r], none, 0)
+        for place in range(r * places, r * places + plan.places[r]):
+            s.rows[place, lo : lo + BLOCK_WORDS] = 0
+
+
+@njit(nogil=True, cache=True)
+def expand(a: Any, t: Any, q: Any, s: Any, counts: Any, first: Any, out: Any) -> None:
     """Writes the slots of the ads that `match` counted: request r's from out[first[r]], in the order of targetings."""
-    requests, blocks = counts.shape
-    for b in prange(blocks):
-        for r in range(requests):
-            if counts[r, b] > 0:
-                n = first[r] + counts[r, :b].sum()
-                _ads_of_block(a, s.matched[r], b * BLOCK_WORDS, q.now_us[r], out, n)
+    _expand_blocks(_view(a, t), q, s, counts, first, out)
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _expand_blocks(v: Any, q: Any, s: Any, counts: Any, first: Any, out: Any) -> None:
+    for b in prange(counts.shape[1]):
+        _expand_block(v, q, s, counts, first, out, b)
+
+
+@njit(nogil=True, cache=True)
+def _expand_block(v: Any, q: Any, s: Any, counts: Any, first: Any, out: Any, b: int) -> None:
+    for r in range(len(counts)):
+        if counts[r, b] > 0:
+            n = first[r] + counts[r, :b].sum()
+            _ads_of_block(v, s.matched[r], b * BLOCK_WORDS, q.now_us[r], out, n)

@@ -1,0 +1,222 @@
+"""The live index: ads and their targetings, one writer, queries between batches of whole events.
+
+All methods run on one thread, the engine's; the index asserts it. `apply` takes a batch of events, `advance_clock`
+turns ads on and off as their time comes, `select` gives the slots of the ads that match requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_index.events import Batch, Outcome
+from gpu_index.field_terms import FieldTerms
+from gpu_index.identity import tie_key
+from gpu_index.packing import Packer
+from gpu_index.queries import Packed, queries
+from gpu_index.schema import Schema
+from gpu_index.targeting import Expression
+from gpu_index.terms import TargetingTerms
+from gpu_index.texts import put_text, text_at
+from gpu_index.values import RequestAttributes
+from kernels import ads as ads_
+from kernels import apply as apply_
+from kernels import expired as expired_
+from kernels import filter as filter_
+from kernels import match as match_
+from kernels import targetings as targetings_
+from kernels.memory import reserve
+from kernels.precision import Precision
+from kernels.score import ScoreColumns
+
+EXPIRED_VERSIONS_S = 86_400
+ROWS_MAX = 16_384
+WORDS_MAX = 2**32 - 1  # of each pool
+_OUTCOMES = (
+    Outcome.APPLIED,
+    Outcome.STALE,
+    Outcome.DUPLICATE,
+    Outcome.EXPIRE_UNKNOWN,
+    Outcome.BAD,
+    Outcome.UNKNOWN_AD,
+    Outcome.INDEX_FULL,
+)
+
+
+class Limits(NamedTuple):
+    """What one index may hold. Address space is reserved for it; memory is taken as it fills."""
+
+    ads: int = 2**25
+    targetings: int = 2**25
+    terms: int = 2**25  # distinct attribute values, and as many field values
+    expired: int = 2**24  # versions of expired ads
+
+
+class Selection(NamedTuple):
+    """The ads that match a batch of requests: request r's are slots[first[r] : first[r + 1]]."""
+
+    slots: NDArray[np.uint32]
+    first: NDArray[np.int64]
+
+
+class Index:
+    def __init__(
+        self, schema: Schema, *, dim: int, gate_dim: int, precision: Precision, limits: Limits = Limits(),
+        expired_versions_s: int = EXPIRED_VERSIONS_S,
+    ) -> None:  # fmt: skip
+        """An empty index. Raises AddressSpaceError where the system will not reserve what `limits` ask for."""
+        self.schema, self.dim, self.gate_dim, self.precision = schema, dim, gate_dim, precision
+        self.limits = limits._replace(ads=-(-limits.ads // ads_.SEGMENT_SLOTS) * ads_.SEGMENT_SLOTS)
+        self.positions: dict[int, int] = {}  # partition -> next offset
+        self.now_us = 0
+        self.terms, self.fields = TargetingTerms(schema, limits.terms), FieldTerms(schema, limits.terms)
+        self.packer = Packer(self.terms, self.fields, dim, gate_dim, precision)
+        self.targetings = targetings_.targetings(
+            limits.targetings, limits.terms, self.terms.domain, ROWS_MAX, WORDS_MAX
+        )
+        self.ads = ads_.ads(self.limits.ads, limits.targetings, limits.terms, WORDS_MAX, dim, gate_dim, precision)
+        self.expired = expired_.expired(limits.expired)
+        self._limit_ms = expired_versions_s * 1000
+        self._scratch = match_.scratch(limits.targetings, limits.terms, len(schema.attribute_list) + 1)
+        self._marks = reserve(self.limits.ads // 64, np.uint64)
+        self._applied = reserve(expired_.PARTITIONS_MAX, np.int64)  # [partition] next offset
+        self._thread: int | None = None
+
+    def _assert_owner(self) -> None:
+        here = threading.get_ident()
+        if self._thread is None:
+            self._thread = here
+        assert self._thread == here, "the index has one writer"
+
+    def release_thread(self) -> None:
+        """Lets another thread take the index over."""
+        self._thread = None
+
+    # -- write
+
+    def apply(self, batch: Batch, now_us: int) -> list[Outcome]:
+        """Applies the events in order, each whole or not at all, and moves the positions on. -> an outcome for each"""
+        self._assert_owner()
+        self.advance_clock(now_us)
+        outcomes: list[Outcome] = []
+        if batch.events:
+            packed = self.packer.pack(batch.events)
+            codes = np.zeros(len(batch.events), np.int64)
+            apply_.apply_events(
+                self.ads, self.targetings, self.expired, packed.events, packed.words, packed.vectors, self._applied,
+                self.now_us, self._limit_ms, codes,
+            )  # fmt: skip
+            outcomes = [_OUTCOMES[code] for code in codes.tolist()]
+            for i in packed.full:
+                if outcomes[i] is Outcome.BAD:
+                    outcomes[i] = Outcome.INDEX_FULL
+            self._give_back()
+        for partition, position in batch.positions.items():
+            assert position >= self.positions.get(partition, 0), (partition, position)
+            self.positions[partition] = position
+            self._applied[partition] = max(position, self._applied[partition])
+        return outcomes
+
+    def _give_back(self) -> None:
+        """Terms that nothing refers to leave the vocabularies."""
+        t, a = self.targetings, self.ads
+        loose = t.zeroed[: t.state[targetings_.ZEROED]].tolist() + self.terms.vocabulary.fresh + self.packer.loose
+        t.state[targetings_.ZEROED] = 0
+        for term in loose:
+            if t.term_references[term] == 0:
+                self.terms.vocabulary.release(term)
+        loose = a.field_zeroed[: a.state[ads_.FIELDS_ZEROED]].tolist() + self.fields.vocabulary.fresh
+        a.state[ads_.FIELDS_ZEROED] = 0
+        for term in loose:
+            if a.field_references[term] == 0:
+                self.fields.vocabulary.release(term)
+        self.terms.vocabulary.fresh.clear()
+        self.fields.vocabulary.fresh.clear()
+        self.packer.loose.clear()
+
+    def advance_clock(self, now_us: int) -> None:
+        """Turns ads on and off whose start or end has come. The clock may step back."""
+        self._assert_owner()
+        again = now_us < self.now_us
+        self.now_us = now_us
+        ads_.turn(self.ads, now_us, again)
+
+    # -- read
+
+    @property
+    def count(self) -> int:
+        """Ads, paused ones too."""
+        return int(self.ads.state[ads_.ADS])
+
+    def select(self, requests: Sequence[tuple[RequestAttributes, int | None]]) -> Selection:
+        """The ads eligible for each (attributes, own now or None); at most match.BATCH_MAX requests."""
+        self._assert_owner()
+        assert 0 < len(requests) <= match_.BATCH_MAX, len(requests)
+        packed = [
+            Packed(self.terms, self.schema, attributes, self.now_us if now is None else now)
+            for attributes, now in requests
+        ]
+        q = queries(packed, [now for _, now in requests])
+        counts = match_.match(self.ads, self.targetings, q, self._scratch)
+        first = np.zeros(len(requests) + 1, np.int64)
+        np.cumsum(counts.sum(axis=1), out=first[1:])
+        slots = np.empty(first[-1], np.uint32)
+        match_.expand(self.ads, self.targetings, q, self._scratch, counts, first, slots)
+        return Selection(slots, first)
+
+    def keep(
+        self, slots: NDArray[np.uint32], filter: Expression | None, exclude_ads: Sequence[str], now_us: int | None
+    ) -> NDArray[np.bool_] | None:
+        """Which of the slots pass a filter and are not excluded; None: all do."""
+        if filter is None and not exclude_ads:
+            return None
+        kept = np.ones(len(slots), np.bool_)
+        if exclude_ads:
+            keys, words, at = _ids(exclude_ads)
+            filter_.exclude(self.ads, slots, keys, words, at, self._marks, kept)
+        if filter is not None:
+            now_ms = (self.now_us if now_us is None else now_us) // 1000
+            filter_.filter_ads(self.ads, slots, self.fields.filter(filter), now_ms, kept)
+        return kept
+
+    @property
+    def score_columns(self) -> ScoreColumns:
+        a = self.ads
+        return ScoreColumns(a.embedding, a.embedding_scale, a.gate, a.gate_scale)
+
+    def bids(self, slots: NDArray[np.uint32]) -> NDArray[np.float64]:
+        bids: NDArray[np.float64] = self.ads.bid[slots]
+        return bids
+
+    def ties(self, slots: NDArray[np.uint32]) -> NDArray[np.uint64]:
+        """What orders exact ties: the hash of the ad's id."""
+        keys: NDArray[np.uint64] = self.ads.table.hash[slots]
+        return keys
+
+    def ad_id(self, slot: int) -> str:
+        return text_at(self.ads.texts.words, int(self.ads.id_at[slot])).decode()
+
+    def advertiser(self, slot: int) -> str | None:
+        return self.fields.text(int(self.ads.advertiser[slot]))
+
+    def campaign(self, slot: int) -> str | None:
+        return self.fields.text(int(self.ads.campaign[slot]))
+
+    def slot_of(self, ad_id: str) -> int | None:
+        """The slot of an ad, None where there is none with this id."""
+        self._assert_owner()
+        keys, words, at = _ids([ad_id])
+        out = np.empty(1, np.int64)
+        filter_.find_ads(self.ads, keys, words, at, out)
+        return None if out[0] < 0 else int(out[0])
+
+
+def _ids(ad_ids: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:
+    """Hashes, texts and their offsets."""
+    out = bytearray()
+    at = np.array([put_text(ad_id.encode(), out) for ad_id in ad_ids], np.int64)
+    return np.array([tie_key(ad_id) for ad_id in ad_ids], np.uint64), np.frombuffer(bytes(out), np.uint32), at

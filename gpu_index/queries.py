@@ -1,0 +1,103 @@
+"""Requests as the terms and numbers that the match kernel takes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_index.cells import cell_of, unit_vector
+from gpu_index.record import float_bits
+from gpu_index.schema import Kind, Schema
+from gpu_index.terms import TargetingTerms
+from gpu_index.values import Point, RequestAttributes, Value, request_values
+from kernels.match import SERVICE_CLOCK, Queries
+from kernels.program import RequestFacts
+
+
+class Packed:
+    """One request's terms, their attributes, and its numbers with where each attribute's begin."""
+
+    def __init__(self, terms: TargetingTerms, schema: Schema, attributes: RequestAttributes, now_us: int) -> None:
+        values = request_values(schema, attributes, now_us)
+        count = len(schema.attribute_list)
+        schedule = terms.schedule_terms(now_us)
+        ids, owners, numbers = array("I"), array("q"), array("q")
+        starts = np.zeros(count + 1, np.int64)
+        for attribute in schema.attribute_list:
+            given = values.get(attribute.index, ())
+            if given:
+                found = _terms(terms, attribute.index, attribute.kind, given)
+                ids.extend(found)
+                owners.extend([attribute.index] * len(found))
+                _numbers(attribute.kind, given, numbers)
+            starts[attribute.index + 1] = len(numbers)
+        self.terms: NDArray[np.uint32] = np.concatenate([np.array(ids, np.uint32), schedule])
+        self.attribute: NDArray[np.int64] = np.concatenate(
+            [np.array(owners, np.int64), np.full(len(schedule), count, np.int64)]
+        )
+        self.numbers: NDArray[np.int64] = np.array(numbers, np.int64)
+        self.starts = starts
+
+    def facts(self, terms_max: int) -> RequestFacts:
+        """The request by itself, for the interpreter."""
+        bits = np.zeros(-(-terms_max // 64), np.uint64)
+        np.bitwise_or.at(bits, self.terms >> 6, np.uint64(1) << (self.terms & np.uint32(63)).astype(np.uint64))
+        return RequestFacts(bits, self.starts, self.numbers)
+
+
+def _terms(terms: TargetingTerms, attribute: int, kind: Kind, given: Sequence[Value]) -> list[int]:
+    """Terms of the values that any targeting names, each once."""
+    if kind is Kind.CATEGORY:
+        known = terms.vocabulary.terms_of[attribute]
+        return list({term for value in given if (term := known.get(value))})
+    if kind is Kind.NUMBER:
+        return []
+    if kind is Kind.GEO_POINT:
+        found = {terms.find(attribute, cell_of(*value)) for value in given if isinstance(value, Point)}
+    else:
+        found = {terms.find(attribute, value) for value in given}
+    return list(found - {0})
+
+
+def _numbers(kind: Kind, given: Sequence[Value], out: array[int]) -> None:
+    """Appends the values as the interpreter reads them."""
+    for value in given:
+        if isinstance(value, Point):
+            out.extend(map(float_bits, unit_vector(*value)))
+        elif kind is Kind.VERSION:
+            assert isinstance(value, tuple)
+            out.append(len(value))
+            out.extend(value)  # type: ignore[arg-type]  # versions are tuples of int
+        elif kind is Kind.INTEGER:
+            assert isinstance(value, int)
+            out.append(value)
+        elif kind is Kind.NUMBER:
+            assert isinstance(value, float)
+            out.append(float_bits(value))
+
+
+def queries(packed: Sequence[Packed], own_now_us: Sequence[int | None]) -> Queries:
+    """A batch of requests; `own_now_us` is the `now` of each that has one."""
+    starts = np.zeros(len(packed) + 1, np.int64)
+    np.cumsum([len(each.terms) for each in packed], out=starts[1:])
+    bases = np.cumsum([0] + [len(each.numbers) for each in packed[:-1]], dtype=np.int64)
+    return Queries(
+        np.concatenate([each.terms for each in packed]),
+        np.concatenate([each.attribute for each in packed]),
+        starts,
+        np.concatenate([each.numbers for each in packed]),
+        np.stack([each.starts + base for each, base in zip(packed, bases, strict=True)]),
+        np.array([SERVICE_CLOCK if now is None else now for now in own_now_us], np.int64),
+    )
+
+
+def numbers_of(kind: Kind, given: Sequence[Value]) -> array[int]:
+    """The numbers of an ad's field, as a filter reads them."""
+    out = array("q")
+    _numbers(kind, given, out)
+    return out
+
+

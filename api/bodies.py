@@ -46,7 +46,9 @@ def check_media_type(request: Request) -> None:
         return
     media_type, _, parameters = given.lower().partition(";")
     media_type = media_type.strip()
-    if media_type != "application/json" and not (media_type.startswith("application/") and media_type.endswith("+json")):
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
         raise Problem(
             UNSUPPORTED_MEDIA_TYPE,
             f"the body has content-type {given!r}; send JSON with content-type: application/json",
@@ -60,5 +62,7 @@ def check_media_type(request: Request) -> None:
 
 def too_large(body_bytes_max: int) -> Problem:
     return Problem(
-        TOO_LARGE, f"the body is larger than {body_bytes_max} bytes (setting body_bytes_max)", more={"limit": body_bytes_max}
+        TOO_LARGE,
+        f"the body is larger than {body_bytes_max} bytes (setting body_bytes_max)",
+        more={"limit": body_bytes_max},
     )

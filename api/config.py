@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
+from ingest.config import OURS
+
 PREFIX = "MIRACH_"
 KAFKA_PREFIX = "MIRACH_KAFKA__"
 MASK = "********"
@@ -31,12 +33,6 @@ MASK = "********"
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
-# librdkafka properties that a setting of our own decides.
-KAFKA_PROPERTIES_TAKEN = {
-    "bootstrap.servers": "kafka_bootstrap_servers",
-    "metadata.broker.list": "kafka_bootstrap_servers",
-    "group.id": "group_id",
-}
 KAFKA_SECRET = re.compile(r"password|passphrase|secret|private\.key|key\.pem|jaas|assertion|oauthbearer\.config")
 
 # Settings of the contract that need what this version does not have: taking them in silence would mislead.
@@ -61,9 +57,9 @@ def setting(
 ) -> Any:
     """One row of the table: a dataclass field with its documentation, bounds and whether it is a secret."""
     metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "secret": secret}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    if isinstance(default, dict):  # of librdkafka's properties, passwords among them
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata, repr=False)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +84,9 @@ class Settings:
     dim: int = setting(64, "Width D of an ad's embedding and of a request's experts.", minimum=1, maximum=4096)
     gate_dim: int = setting(16, "Width G of an ad's gate and of a request's gate keys.", minimum=1, maximum=4096)
     experts: int = setting(8, "Most experts E that a request may bring.", minimum=1, maximum=64)
-    ads_max: int = setting(2_000_000, "Most ads that the index holds; more are bad events.", minimum=1, maximum=2**31)
+    ads_max: int = setting(2**25, "Most ads that the index holds; more are bad events.", minimum=1, maximum=2**31)
     targetings_max: int = setting(
-        2_000_000, "Most distinct targetings that the index holds; more are bad events.", minimum=1, maximum=2**31
+        2**25, "Most distinct targetings that the index holds; more are bad events.", minimum=1, maximum=2**31
     )
     threads: int = setting(0, "Threads that a match and a score may use; 0 takes every core.", minimum=0, maximum=1024)
     allow_now: bool = setting(False, "Let a request set `now` (tests, replays).")
@@ -104,8 +100,14 @@ class Settings:
     request_queue_max: int = setting(
         1024, "Most requests waiting for the engine; more are answered 503.", minimum=1, maximum=2**20
     )
-    event_queue_max: int = setting(
-        65_536, "Most events read ahead of the engine; reading pauses there.", minimum=1, maximum=2**24
+    buffer_events_max: int = setting(
+        10_000,
+        "Most events of one partition read ahead of the engine; reading pauses there.",
+        minimum=1000,
+        maximum=2**24,
+    )
+    dead_letters_max: int = setting(
+        10_000, "Most bad events not yet in the dead-letter topic; reading pauses there.", minimum=1, maximum=2**24
     )
     event_bytes_max: int = setting(
         1_048_576, "Largest ad event; a larger one is a bad event.", minimum=1024, maximum=2**30
@@ -123,11 +125,6 @@ class Settings:
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe log line written.")
     log_format: Literal["text", "json"] = setting("text", "Log lines for people or for machines, on standard error.")
-
-    @property
-    def kafka_properties(self) -> dict[str, str]:
-        """librdkafka's configuration: the brokers, the group and whatever else the operator passes through."""
-        return {"bootstrap.servers": self.kafka_bootstrap_servers, "group.id": self.group_id, **self.kafka}
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
@@ -260,9 +257,11 @@ def refuse_unknown(shown: str, name: str, spelt: Mapping[str, str]) -> NoReturn:
 
 
 def checked_kafka_name(name: str, shown: str) -> str:
-    if name in KAFKA_PROPERTIES_TAKEN:
-        own = KAFKA_PROPERTIES_TAKEN[name]
-        raise ConfigError(f"{shown}: set {own} instead ({flag_name(own)}, {environment_name(own)})")
+    """A librdkafka property that may be passed through; whether librdkafka knows it is said when it is used."""
+    if name == "metadata.broker.list":  # librdkafka's other name for it
+        name = "bootstrap.servers"
+    if name in OURS:
+        raise ConfigError(f"{shown} cannot be set: {OURS[name]}")
     return name
 
 

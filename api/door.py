@@ -18,7 +18,8 @@ from api.problems import INTERNAL_ERROR, MEDIA_TYPE, Problem
 
 REQUEST_ID = "mirach.request_id"  # its key in the ASGI scope
 REQUEST_ID_HEADER = b"x-request-id"
-REQUEST_ID_GOOD = re.compile(rb"[ -~]{1,128}")  # printable ASCII
+REQUEST_ID_CHARACTERS_MAX = 128
+REQUEST_ID_GOOD = re.compile(rb"[ -~]{1,%d}" % REQUEST_ID_CHARACTERS_MAX)  # printable ASCII
 UNMATCHED_ROUTE = "other"  # addresses that do not exist must not become label values
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 

@@ -87,7 +87,9 @@ def retrieval_fields(settings: Settings) -> Json:
     fields: Json = {
         "max_per": {
             "type": ["object", "null"],
-            "properties": {name: {"type": ["integer", "null"], "minimum": 1, "maximum": OFFSET_MAX} for name in CAP_FIELDS},
+            "properties": {
+                name: {"type": ["integer", "null"], "minimum": 1, "maximum": OFFSET_MAX} for name in CAP_FIELDS
+            },
             "additionalProperties": False,
             "description": "Most results of one advertiser or campaign, over all pathways.",
         },
@@ -115,7 +117,11 @@ def retrieval_fields(settings: Settings) -> Json:
         },
     }
     if settings.allow_now:
-        fields["now"] = {"type": ["string", "null"], "format": "date-time", "description": "Decides in place of the clock."}
+        fields["now"] = {
+            "type": ["string", "null"],
+            "format": "date-time",
+            "description": "Decides in place of the clock.",
+        }
     return fields
 
 
@@ -211,5 +217,7 @@ def filter_schema(schema: Schema) -> Json:
             if names
         ]
     return one_of_these(
-        *nodes, description="True or false of an ad. At most 1,000 leaves and 32 levels.", examples=[{"field": "bid", "between": [0.5, None]}]
+        *nodes,
+        description="True or false of an ad. At most 1,000 leaves and 32 levels.",
+        examples=[{"field": "bid", "between": [0.5, None]}],
     )

@@ -73,7 +73,7 @@ class RequestParser:
 
     def parse(self, raw: bytes | msgspec.Raw) -> Request:
         """One request from its JSON text."""
-        return self.parse_object(_split(raw, _split_object, "a request is an object such as {\"attributes\": {}}"))
+        return self.parse_object(_split(raw, _split_object, 'a request is an object such as {"attributes": {}}'))
 
     def parse_batch(self, raw: bytes) -> list[Request]:
         """A list of requests; a fault's path begins with the member's place, as `[3].k`."""
@@ -86,7 +86,7 @@ class RequestParser:
             try:
                 requests.append(self.parse(member))
             except InvalidInput as fault:
-                raise fault.under(f"[{position}]")
+                raise fault.under(f"[{position}]") from None
             results += sum(pathway.k for pathway in requests[-1].pathways)
         if results > self.results_max:
             raise InvalidInput(
@@ -116,7 +116,9 @@ class RequestParser:
             wait_ms=_or(take("wait_ms", lambda raw: _integer(raw, 0, self.wait_ms_max)), WAIT_MS_DEFAULT),
         )
 
-    def _pathway(self, take: _Fields, default: Pathway, *, name: str | None = None, own_filter: bool = False) -> Pathway:
+    def _pathway(
+        self, take: _Fields, default: Pathway, *, name: str | None = None, own_filter: bool = False
+    ) -> Pathway:
         """The fields that a request and its pathways share; what is not given is the default's."""
         return Pathway(
             name=default.name if name is None else name,
@@ -138,7 +140,7 @@ class RequestParser:
                 if pathway.name in pathways:
                     raise InvalidInput("name", f"{shown(pathway.name)} names an earlier pathway too", "not_distinct")
             except InvalidInput as fault:
-                raise fault.under(f"[{position}]")
+                raise fault.under(f"[{position}]") from None
             pathways[pathway.name] = pathway
         return tuple(pathways.values())
 
@@ -183,7 +185,7 @@ class _Fields:
                     return None
             return read(raw)
         except InvalidInput as fault:
-            raise fault.under(name)
+            raise fault.under(name) from None
 
 
 def _split(raw: bytes | msgspec.Raw, split: Callable[[bytes | msgspec.Raw], T], expected: str) -> T:
@@ -208,7 +210,9 @@ def _or(value: T | None, default: T) -> T:
 def _check_names(fields: Mapping[str, object], allowed: Collection[str], what: str) -> None:
     for name in fields:
         if name not in allowed:
-            raise InvalidInput(step(name), f"{what} has no field {shown(name)}{nearest(name, allowed)}", "unknown_field")
+            raise InvalidInput(
+                step(name), f"{what} has no field {shown(name)}{nearest(name, allowed)}", "unknown_field"
+            )
 
 
 def _text(raw: object) -> str:
@@ -242,7 +246,9 @@ def _rank_by(raw: object) -> RankBy:
 def _pathway_name(raw: object) -> str:
     name = _text(raw)
     if not 1 <= len(name) <= PATHWAY_NAME_CHARACTERS_MAX:
-        raise InvalidInput("", f"a name has 1 to {PATHWAY_NAME_CHARACTERS_MAX} characters, not {len(name)}", "out_of_range")
+        raise InvalidInput(
+            "", f"a name has 1 to {PATHWAY_NAME_CHARACTERS_MAX} characters, not {len(name)}", "out_of_range"
+        )
     return name
 
 
@@ -256,13 +262,15 @@ def _max_per(raw: object) -> dict[CapField, int]:
     caps: dict[CapField, int] = {}
     for name, cap in _object(raw, 'caps are an object such as {"advertiser_id": 3}').items():
         if name not in CAP_FIELDS:
-            raise InvalidInput(step(name), f"there is no cap per {shown(name)}{nearest(name, CAP_FIELDS)}", "unknown_field")
+            raise InvalidInput(
+                step(name), f"there is no cap per {shown(name)}{nearest(name, CAP_FIELDS)}", "unknown_field"
+            )
         if cap is not None:
             try:
                 # No list is longer than K_MAX in one pathway, nor K_MAX * PATHWAYS_MAX in all: a higher cap is none.
                 caps[name] = min(_integer(cap, 1, OFFSET_MAX), K_MAX * PATHWAYS_MAX)
             except InvalidInput as fault:
-                raise fault.under(name)
+                raise fault.under(name) from None
     return caps
 
 
@@ -279,12 +287,14 @@ def _min_offsets(raw: object) -> dict[int, int]:
     offsets: dict[int, int] = {}
     for partition, offset in _object(raw, 'offsets are an object such as {"0": 1234}').items():
         if not PARTITION.fullmatch(partition) or int(partition) > PARTITION_MAX:
-            raise InvalidInput(step(partition), f"a partition is a number such as 0, not {shown(partition)}", "wrong_type")
+            raise InvalidInput(
+                step(partition), f"a partition is a number such as 0, not {shown(partition)}", "wrong_type"
+            )
         if offset is not None:
             try:
                 offsets[int(partition)] = _integer(offset, 0, OFFSET_MAX)
             except InvalidInput as fault:
-                raise fault.under(step(partition))
+                raise fault.under(step(partition)) from None
     return offsets
 
 
@@ -294,5 +304,7 @@ def check_partitions(request: Request, partitions: Collection[int]) -> None:
         if partition not in partitions:
             known = f"{len(partitions)} partitions" if len(partitions) != 1 else "1 partition"
             raise InvalidInput(
-                f'min_offsets."{partition}"', f"there is no partition {partition}: the topic has {known}", "unknown_partition"
+                f'min_offsets."{partition}"',
+                f"there is no partition {partition}: the topic has {known}",
+                "unknown_partition",
             )

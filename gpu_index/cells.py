@@ -25,7 +25,7 @@ def chord_squared(radius_km: float) -> float:
 
 def cell_of(lat: float, lon: float) -> int:
     """The cell of a point in degrees, 0 .. 64,799."""
-    return min(int(floor(lat)) + 90, 179) * 360 + (int(floor(lon)) + 180) % 360
+    return min(floor(lat) + 90, 179) * 360 + (floor(lon) + 180) % 360
 
 
 def cells_within(lat: float, lon: float, radius_km: float) -> list[int]:

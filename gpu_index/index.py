@@ -56,6 +56,9 @@ class Limits(NamedTuple):
     expired: int = 2**24  # versions of expired ads
 
 
+DEFAULT_LIMITS = Limits()
+
+
 class Selection(NamedTuple):
     """The ads that match a batch of requests: request r's are slots[first[r] : first[r + 1]]."""
 
@@ -65,7 +68,7 @@ class Selection(NamedTuple):
 
 class Index:
     def __init__(
-        self, schema: Schema, *, dim: int, gate_dim: int, precision: Precision, limits: Limits = Limits(),
+        self, schema: Schema, *, dim: int, gate_dim: int, precision: Precision, limits: Limits = DEFAULT_LIMITS,
         expired_versions_s: int = EXPIRED_VERSIONS_S,
     ) -> None:  # fmt: skip
         """An empty index. Raises AddressSpaceError where the system will not reserve what `limits` ask for."""
@@ -179,8 +182,8 @@ class Index:
             keys, words, at = _ids(exclude_ads)
             filter_.exclude(self.ads, slots, keys, words, at, self._marks, kept)
         if filter is not None:
-            now_ms = (self.now_us if now_us is None else now_us) // 1000
-            filter_.filter_ads(self.ads, slots, self.fields.filter(filter), now_ms, kept)
+            now_us = self.now_us if now_us is None else now_us
+            filter_.filter_ads(self.ads, slots, self.fields.filter(filter), now_us, kept)
         return kept
 
     @property

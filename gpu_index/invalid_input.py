@@ -14,7 +14,7 @@ import msgspec
 SHOWN_CHARACTERS_MAX = 60
 
 
-class InvalidInput(Exception):  # noqa: N818 — it is the input that is at fault, and the name reads so where it is raised
+class InvalidInput(Exception):
     """`path` names the place as `attributes."geo.country"[1]` or `targeting.all[0].in[2]` (empty: the whole input),
     `detail` is a sentence for a person, `code` is stable."""
 

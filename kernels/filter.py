@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, prange
+from numpy.typing import NDArray
 
 from kernels.ads import find_ad
 from kernels.program import AdFacts, holds
@@ -13,20 +14,41 @@ from kernels.program import AdFacts, holds
 CHUNK = 1024
 
 
+class Columns(NamedTuple):
+    """What a filter reads of ads, by slot: as Ads has it, but flat, since parallel loops take no nested tuples."""
+
+    words: NDArray[np.uint32]
+    at: NDArray[np.uint32]
+    advertiser: NDArray[np.uint32]
+    campaign: NDArray[np.uint32]
+    bid: NDArray[np.float64]
+    created_ms: NDArray[np.int64]
+
+
+@njit(nogil=True, cache=True)
+def filter_ads(a: Any, slots: Any, words: Any, now_us: int, keep: Any) -> None:
+    """Clears keep[i] where the filter in `words` is not true of the ad at slots[i]; `now_us` is the request's."""
+    columns = Columns(a.fields.words, a.fields_at, a.advertiser, a.campaign, a.bid, a.created_ms)
+    _filter_chunks(columns, slots, words, now_us, keep)
+
+
 @njit(nogil=True, cache=True, parallel=True)
-def filter_ads(a: Any, slots: Any, words: Any, now_ms: int, keep: Any) -> None:
-    """Clears keep[i] where the filter in `words` is not true of the ad at slots[i]; `now_ms` is the request's."""
-    chunks = (len(slots) + CHUNK - 1) // CHUNK
-    for c in prange(chunks):
-        for i in range(c * CHUNK, min((c + 1) * CHUNK, len(slots))):
-            if keep[i]:
-                slot = slots[i]
-                age_s = (now_ms - a.created_ms[slot]) / 1000.0
-                facts = AdFacts(
-                    a.fields.words, np.int64(a.fields_at[slot]), np.int64(a.advertiser[slot]),
-                    np.int64(a.campaign[slot]), a.bid[slot], age_s,
-                )  # fmt: skip
-                keep[i] = holds(words, 0, facts)
+def _filter_chunks(columns: Any, slots: Any, words: Any, now_us: int, keep: Any) -> None:
+    for c in prange((len(slots) + CHUNK - 1) // CHUNK):
+        _filter_chunk(columns, slots, words, now_us, keep, c * CHUNK, min((c + 1) * CHUNK, len(slots)))
+
+
+@njit(nogil=True, cache=True)
+def _filter_chunk(x: Any, slots: Any, words: Any, now_us: int, keep: Any, lo: int, hi: int) -> None:
+    for i in range(lo, hi):
+        if keep[i]:
+            slot = slots[i]
+            age_s = (now_us - x.created_ms[slot] * 1000) / 1e6
+            facts = AdFacts(
+                x.words, np.int64(x.at[slot]), np.int64(x.advertiser[slot]), np.int64(x.campaign[slot]), x.bid[slot],
+                age_s,
+            )  # fmt: skip
+            keep[i] = holds(words, 0, facts)
 
 
 @njit(nogil=True, cache=True)

@@ -89,7 +89,7 @@ def _view(a: Any, t: Any) -> Any:
 @njit(nogil=True, cache=True)
 def _scatter(x: Any, entry: int, row: Any) -> None:
     at = np.int64(x.offset[entry])
-    for i in range(at, at + np.int64(x.count[entry])):
+    for i in range(at, at + np.int64(x.uses[entry])):
         slot = x.postings.words[i]
         row[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
 
@@ -102,7 +102,7 @@ def _plan_request(t: Any, q: Any, s: Any, plan: Any, r: int) -> None:
     sums = np.zeros(attributes, np.int64)
     order = np.argsort(q.attribute[lo:hi], kind="mergesort") + lo
     for i in range(lo, hi):
-        sums[q.attribute[i]] += np.int64(x.count[2 * np.int64(q.terms[i])])
+        sums[q.attribute[i]] += np.int64(x.uses[2 * np.int64(q.terms[i])])
         s.bits[r, q.terms[i] >> 6] |= np.uint64(1) << np.uint64(q.terms[i] & 63)
     first = np.zeros(attributes + 1, np.int64)
     for i in range(lo, hi):
@@ -119,7 +119,7 @@ def _plan_request(t: Any, q: Any, s: Any, plan: Any, r: int) -> None:
             if x.row[entry] != 0:
                 plan.rows[n] = x.row[entry]
                 n += 1
-            elif x.count[entry] != 0:
+            elif x.uses[entry] != 0:
                 plan.scratch[r, groups] = _place(plan, r, plan.scratch[r, groups], attributes)
                 _scatter(x, entry, s.rows[plan.scratch[r, groups]])
         groups += 1
@@ -131,7 +131,7 @@ def _plan_request(t: Any, q: Any, s: Any, plan: Any, r: int) -> None:
         if x.row[entry] != 0:
             plan.excluded[n] = x.row[entry]
             n += 1
-        elif x.count[entry] != 0:
+        elif x.uses[entry] != 0:
             plan.exclude_scratch[r] = _place(plan, r, plan.exclude_scratch[r], attributes)
             _scatter(x, entry, s.rows[plan.exclude_scratch[r]])
     plan.exclude_start[r + 1] = n

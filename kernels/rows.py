@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     bits: NDArray[np.uint64]  # [row, word]
     entry_of: NDArray[np.uint32]  # [row] entry; of a free row, the next free row
     row: NDArray[np.uint32]  # [entry] its row, 0 while it is a list
-    count: NDArray[np.uint32]  # [entry] targetings
+    uses: NDArray[np.uint32]  # [entry] targetings
     offset: NDArray[np.uint32]  # [entry] its list in postings
     capacity: NDArray[np.uint8]  # [entry] the list's class + 1, 0 for none
     postings: Pool
@@ -82,7 +82,8 @@ def _grow(x: Any, entry: int, count: int) -> None:
     held = np.int64(x.capacity[entry])
     if held != 0:
         old = np.int64(x.offset[entry])
-        for i in range(min(np.int64(x.count[entry]), class_words(held - 1))):
+        kept: Any = min(np.int64(x.uses[entry]), class_words(held - 1))
+        for i in range(kept):
             x.postings.words[at + i] = x.postings.words[old + i]
         give(x.postings, old, class_words(held - 1))
     x.offset[entry] = np.uint32(at)
@@ -108,7 +109,7 @@ def _to_row(x: Any, entry: int) -> None:
     else:
         return
     at = np.int64(x.offset[entry])
-    for i in range(at, at + np.int64(x.count[entry])):
+    for i in range(at, at + np.int64(x.uses[entry])):
         set_bit(x, row, np.int64(x.postings.words[i]))
     _drop_list(x, entry)
     x.row[entry] = np.uint32(row)
@@ -119,7 +120,7 @@ def _to_row(x: Any, entry: int) -> None:
 def _to_list(x: Any, entry: int, words: int) -> None:
     row = np.int64(x.row[entry])
     x.row[entry] = np.uint32(0)
-    count = np.int64(x.count[entry])
+    count = np.int64(x.uses[entry])
     if count > 0:
         _grow(x, entry, count)
     at = np.int64(x.offset[entry])
@@ -138,25 +139,25 @@ def _to_list(x: Any, entry: int, words: int) -> None:
 @njit(nogil=True, cache=True)
 def add_entry(x: Any, entry: int, slot: int, live: int) -> None:
     """The targeting at `slot`, which has not this entry yet, has it from now on."""
-    count = np.int64(x.count[entry])
+    count = np.int64(x.uses[entry])
     if x.row[entry] == 0:
         held = np.int64(x.capacity[entry])
         if held == 0 or count == class_words(held - 1):
             _grow(x, entry, count + 1)
         x.postings.words[np.int64(x.offset[entry]) + count] = np.uint32(slot)
-        x.count[entry] = np.uint32(count + 1)
+        x.uses[entry] = np.uint32(count + 1)
         if count + 1 > common(live):
             _to_row(x, entry)
     else:
         set_bit(x, np.int64(x.row[entry]), slot)
-        x.count[entry] = np.uint32(count + 1)
+        x.uses[entry] = np.uint32(count + 1)
 
 
 @njit(nogil=True, cache=True)
 def remove_entry(x: Any, entry: int, slot: int, live: int, words: int) -> None:
     """The targeting at `slot`, which has this entry, has it no more. `words` of each row are in use."""
-    count = np.int64(x.count[entry]) - 1
-    x.count[entry] = np.uint32(count)
+    count = np.int64(x.uses[entry]) - 1
+    x.uses[entry] = np.uint32(count)
     if x.row[entry] != 0:
         clear_bit(x, np.int64(x.row[entry]), slot)
         if count < common(live) >> 1 and room(x, 1, live):
@@ -188,5 +189,5 @@ def sweep(x: Any, steps: int, live: int, words: int) -> None:
         x.state[SWEEP] = row + 1 if fixed <= row + 1 < x.state[ROWS_FRONTIER] else fixed
         if fixed <= row < x.state[ROWS_FRONTIER]:
             entry = np.int64(x.entry_of[row])
-            if np.int64(x.row[entry]) == row and np.int64(x.count[entry]) < common(live) >> 1 and room(x, 1, live):
+            if np.int64(x.row[entry]) == row and np.int64(x.uses[entry]) < common(live) >> 1 and room(x, 1, live):
                 _to_list(x, entry, words)

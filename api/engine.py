@@ -1,0 +1,297 @@
+"""The engine: one thread that owns the index, applies batches of events and answers requests between them.
+
+Each turn: (1) calls of the admin side, (2) events, a batch at a time until requests wait or the queue is empty,
+(3) the requests that wait and whose offsets are reached, as one batch. So an answer sees whole batches of whole events,
+with no lock, and has an exact position in every partition. A request that asks for offsets not applied yet waits in
+line until they are, or until its time is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeVar
+
+from gpu_index.events import Batch
+from gpu_index.index import Index
+from scoring.request import Answer, Request
+from scoring.retrieve import retrieve
+
+T = TypeVar("T")
+TICK_S = 0.25  # how often the clock is looked at with nothing else to do: starts and ends are due within a second
+ANSWERED_MAX = 16  # requests of one turn; more wait for the next
+log = logging.getLogger("mirach.engine")
+
+
+class QueueFull(Exception):
+    """As many requests wait as may; come again."""
+
+
+class Stopped(Exception):
+    """The engine answers no more."""
+
+
+class IndexBehind(Exception):
+    """The offsets asked for were not reached in time."""
+
+    def __init__(self, positions: dict[int, int]) -> None:
+        super().__init__(f"the index stands at {positions}")
+        self.positions = positions  # partition -> next offset
+
+
+@dataclass
+class _Waiting:
+    requests: Sequence[Request]
+    future: Future[list[Answer]]
+    deadline: float
+    offsets: dict[int, int]  # partition -> last offset that the answers must include
+    arrived: float
+
+
+@dataclass
+class EngineStatistics:
+    """Counts since the start; written by the engine's thread, read by anyone."""
+
+    events: int = 0
+    batches: int = 0
+    requests: int = 0
+    passes: int = 0
+    behind: int = 0
+    apply_s: float = 0.0
+    answer_s: float = 0.0
+    last_pass: int = 0  # requests of the newest pass
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Engine:
+    def __init__(
+        self, index: Index, *, clock_us: Callable[[], int], requests_max: int = 1024, batches_max: int = 8
+    ) -> None:
+        """`clock_us` gives microseconds since 1970. At most `requests_max` requests and `batches_max` batches wait."""
+        self.index = index
+        self.statistics = EngineStatistics()
+        self._clock_us = clock_us
+        self._requests_max, self._batches_max = requests_max, batches_max
+        self._changed = threading.Condition()
+        self._waiting: deque[_Waiting] = deque()
+        self._held: list[_Waiting] = []  # behind their offsets; the engine's own
+        self._batches: deque[Batch] = deque()
+        self._calls: deque[tuple[Callable[[Index], Any], Future[Any]]] = deque()
+        self._queued = 0  # requests in line or held
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="mirach-engine", daemon=True)
+
+    def start(self) -> None:
+        self.index.release_thread()
+        self._thread.start()
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Answers what waits, applies what was offered, and ends the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self.index.release_thread()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self._queued
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Answer]]:
+        """Answers of one state of the index, in order. Raises QueueFull or Stopped; the future raises IndexBehind."""
+        now = monotonic()
+        offsets: dict[int, int] = {}
+        for request in requests:
+            for partition, offset in request.min_offsets.items():
+                offsets[partition] = max(offset, offsets.get(partition, 0))
+        wait_s = min((request.wait_ms for request in requests if request.min_offsets), default=0) / 1000
+        waiting = _Waiting(requests, Future(), now + wait_s, offsets, now)
+        with self._changed:
+            if self._stopping:
+                raise Stopped
+            if self._queued + len(requests) > self._requests_max:
+                raise QueueFull
+            self._queued += len(requests)
+            self._waiting.append(waiting)
+            self._changed.notify_all()
+        return waiting.future
+
+    def offer(self, batch: Batch, timeout_s: float) -> bool:
+        """Hands over a batch of events; False where the queue stays full for so long, or the engine stops."""
+        with self._changed:
+            ready = self._changed.wait_for(lambda: self._stopping or len(self._batches) < self._batches_max, timeout_s)
+            if not ready or self._stopping:
+                return False
+            self._batches.append(batch)
+            self._changed.notify_all()
+        return True
+
+    def call(self, function: Callable[[Index], T]) -> Future[T]:
+        """Runs a function of the index on the engine's thread, between batches. Raises Stopped."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._stopping:
+                raise Stopped
+            self._calls.append((function, future))
+            self._changed.notify_all()
+        return future
+
+    def positions(self) -> dict[int, int]:
+        """Partition -> next offset to be applied."""
+        return dict(self.index.positions)
+
+    # -- the engine's thread
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException:
+            log.exception("the engine stopped on a fault of its own")
+            raise
+        finally:
+            self._refuse_all()
+
+    def _turn(self) -> bool:
+        """One turn; False once all is done and the engine is to stop."""
+        with self._changed:
+            self._changed.wait_for(self._due, self._patience())
+            calls, self._calls = self._calls, deque()
+            if self._stopping and not (calls or self._batches or self._waiting or self._held):
+                return False
+        for function, future in calls:
+            _settle(future, lambda function=function: function(self.index))  # type: ignore[misc]
+        self._apply()
+        self.index.advance_clock(self._clock_us())
+        self._answer()
+        return True
+
+    def _due(self) -> bool:
+        return bool(self._stopping or self._calls or self._batches or self._waiting)
+
+    def _patience(self) -> float:
+        """Seconds until something is due of itself: a tick of the clock, or the end of a held request's time."""
+        ends = [waiting.deadline for waiting in self._held]
+        return max(0.0, min([TICK_S] + [end - monotonic() for end in ends]))
+
+    def _apply(self) -> None:
+        """Batches of events, until one has been applied and requests wait."""
+        while True:
+            with self._changed:
+                if not self._batches:
+                    return
+                batch = self._batches.popleft()
+                self._changed.notify_all()
+            began = monotonic()
+            now_us = self._clock_us()
+            outcomes = self.index.apply(batch, now_us)
+            batch.applied(outcomes, now_us)
+            self.statistics.events += len(batch.events)
+            self.statistics.batches += 1
+            self.statistics.apply_s += monotonic() - began
+            if self._waiting or self._held:
+                return
+
+    def _answer(self) -> None:
+        """The requests in line, or as many as one pass takes."""
+        ready = self._take_ready()
+        if not ready:
+            return
+        began = monotonic()
+        try:
+            answers = retrieve(self.index, [request for waiting in ready for request in waiting.requests])
+        except Exception as error:
+            log.exception("a pass failed")
+            for waiting in ready:
+                self._finish(waiting, error)
+            return
+        spent = monotonic() - began
+        at = 0
+        for waiting in ready:
+            mine = answers[at : at + len(waiting.requests)]
+            at += len(waiting.requests)
+            for answer in mine:
+                answer.timings_ms = answer.timings_ms | {"queue": (began - waiting.arrived) * 1000}
+            self._finish(waiting, mine)
+        self.statistics.requests += at
+        self.statistics.passes += 1
+        self.statistics.last_pass = at
+        self.statistics.answer_s += spent
+
+    def _take_ready(self) -> list[_Waiting]:
+        """What can be answered now, arrivals in order; what is behind its offsets is held until its time is over."""
+        ready: list[_Waiting] = []
+        count = 0
+        still: list[_Waiting] = []
+        for waiting in self._held:
+            if self._reached(waiting.offsets) and (not ready or count + len(waiting.requests) <= ANSWERED_MAX):
+                ready.append(waiting)
+                count += len(waiting.requests)
+            elif not self._reached(waiting.offsets) and monotonic() >= waiting.deadline:
+                self.statistics.behind += 1
+                self._finish(waiting, IndexBehind(self.positions()))
+            else:
+                still.append(waiting)
+        self._held = still
+        while not ready or count < ANSWERED_MAX:
+            with self._changed:
+                if not self._waiting:
+                    break
+                if ready and count + len(self._waiting[0].requests) > ANSWERED_MAX:
+                    break
+                waiting = self._waiting.popleft()
+            if self._reached(waiting.offsets):
+                ready.append(waiting)
+                count += len(waiting.requests)
+            else:
+                self._held.append(waiting)
+        return ready
+
+    def _reached(self, offsets: dict[int, int]) -> bool:
+        positions = self.index.positions
+        return all(positions.get(partition, 0) > offset for partition, offset in offsets.items())
+
+    def _finish(self, waiting: _Waiting, result: list[Answer] | Exception) -> None:
+        with self._changed:
+            self._queued -= len(waiting.requests)
+        if not waiting.future.set_running_or_notify_cancel():
+            return
+        if isinstance(result, Exception):
+            waiting.future.set_exception(result)
+        else:
+            waiting.future.set_result(result)
+
+    def _refuse_all(self) -> None:
+        """Leaves nobody waiting for an engine that has ended."""
+        with self._changed:
+            self._stopping = True
+            left, self._waiting = [*self._held, *self._waiting], deque()
+            self._held = []
+            calls, self._calls = self._calls, deque()
+            self._changed.notify_all()
+        for waiting in left:
+            self._finish(waiting, Stopped())
+        for _, future in calls:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Stopped())
+
+
+def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)

@@ -28,6 +28,11 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self._value) - 1 - len(self._free)
 
+    @property
+    def highest(self) -> int:
+        """One more than the highest term given out so far."""
+        return len(self._value)
+
     def intern(self, attribute: int, value: Key) -> int:
         """The term of this value, a new one if need be. Raises VocabularyFull."""
         term = self.terms_of[attribute].get(value)

@@ -1,0 +1,164 @@
+"""What `mirach check` finds: lines of each form, good and bad, where the fault is, and the summary."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpu_index.schema import Schema
+from ingest.check import Checker, Finding, Form, Reason, form_of
+from ingest.faults import CODES
+from ingest.places import Places
+from tests.shared import shared
+
+SCHEMA = Schema.load()
+PLACES = Places.parse(["kind,key,latitude,longitude", "city,1,50,7"])
+
+
+def checked(*lines: object, form: Form | None = None, places: Places | None = None) -> tuple[list[Finding], Checker]:
+    checker = Checker(SCHEMA, dim=4, gate_dim=2, places=places, form=form)
+    raw = [line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines]
+    return list(checker.check(raw)), checker
+
+
+def event(**ad: Any) -> dict[str, Any]:
+    return {"type": "create", "ad_id": "a1", "ad": {"bid": 1.5, **ad}}
+
+
+IN_US = {"attr": "geo.country", "in": ["US"]}
+
+
+def test_good_events_are_counted_by_type() -> None:
+    modify = {"type": "modify", "ad_id": "a1", "ad": {"bid": 2}}
+    findings, checker = checked(event(targeting=IN_US), b"\n", modify, {"type": "expire", "ad_id": "é"}, modify)
+    assert findings == []
+    assert checker.summary.form is Form.EVENTS
+    assert checker.summary.lines == checker.summary.good == 4
+    assert checker.summary.kinds == {"create": 1, "modify": 2, "expire": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "code"),
+    [
+        (b"{", "", "not_json"),
+        (b"\xff{}", "", "not_utf8"),
+        ([], "", "wrong_type"),
+        ({"type": "create", "ad_id": "a1"}, "ad", "missing"),
+        ({"type": "create", "ad_id": "x" * 65, "ad": {"bid": 1}}, "ad_id", "wrong_length"),
+        (event(bid=None), "ad.bid", "missing"),
+        (event(targetting={}), "ad", "unknown_field"),
+        (event(embedding=[1, 2, 3]), "ad.embedding", "wrong_length"),
+        (event(fields={"size": [1]}), "ad.fields.size[0]", "wrong_type"),
+        (
+            event(targeting={"any": [IN_US, {"attr": "age", "in": [18, "19"]}]}),
+            "ad.targeting.any[1].in[1]",
+            "wrong_type",
+        ),
+        (event(targeting={"attr": "geo.contry", "in": []}), "ad.targeting.attr", "unknown_attribute"),
+        (
+            event(targeting_meta={"geo_locations": {"cities": [{"key": 1, "radius": 9}]}}),
+            "ad.targeting_meta.geo_locations.cities[0]",
+            "targeting_meta",
+        ),
+        (event(targeting=IN_US, targeting_meta={"age_min": 20}), "ad.targeting_meta", "targeting_twice"),
+    ],
+)
+def test_a_bad_event_is_found_with_its_place(line: object, path: str, code: str) -> None:
+    findings, checker = checked(event(), line, event())
+    (finding,) = findings
+    assert (finding.line, finding.code) == (2, code)
+    assert finding.path == path
+    assert finding.detail
+    assert not finding.detail.startswith(finding.path + ":")
+    assert code in CODES
+    assert (checker.summary.good, checker.summary.bad) == (2, 1)
+
+
+def test_targetings_bare_and_inside_an_object() -> None:
+    findings, checker = checked(
+        {"any": []},
+        {"id": 7, "targeting": IN_US},
+        IN_US,
+        {"id": 8, "targeting": {"al": []}},
+        [1],
+        {"attr": "x", "in": []},
+    )
+    assert checker.summary.form is Form.TARGETING
+    assert [(finding.line, finding.path, finding.code) for finding in findings] == [
+        (4, "targeting.al", "bad_expression"),
+        (5, "", "bad_expression"),
+        (6, "attr", "unknown_attribute"),
+    ]
+    assert checker.summary.kinds == {"targeting": 3}
+
+
+def test_meta_specs_bare_and_inside_an_object() -> None:
+    city = {"cities": [{"key": 1, "radius": 9}]}
+    lines = ({"id": "1", "targeting": {"age_min": 20}}, {"age_max": 12}, {"targeting_meta": {"geo_locations": city}})
+    findings, checker = checked(*lines)
+    assert checker.summary.form is Form.META
+    assert [(finding.line, finding.path) for finding in findings] == [
+        (2, "age_max"),
+        (3, "targeting_meta.geo_locations.cities[0]"),
+    ]
+    assert {finding.code for finding in findings} == {"targeting_meta"}
+    assert len(checked(*lines, places=PLACES)[0]) == 1
+
+
+def test_a_meta_spec_whose_attribute_the_schema_lacks() -> None:
+    checker = Checker(Schema.parse('[attributes.age]\ntype = "integer"'), dim=4, gate_dim=2)
+    (finding,) = checker.check([b'{"genders": [1]}'])
+    assert finding.code == "unknown_attribute"
+    assert '"gender"' in finding.detail
+
+
+def test_the_form_is_told_by_the_first_object_and_said() -> None:
+    findings, checker = checked(b"nonsense", [], {"targeting": {"age_min": 20}})
+    assert [finding.line for finding in findings] == [1, 2]
+    assert (checker.summary.form, checker.summary.form_line) == (Form.META, 3)
+    assert checked()[1].summary.form is None
+
+
+def test_the_caller_may_say_the_form() -> None:
+    findings, checker = checked({"targeting": {"age_min": 20}}, form=Form.EVENTS)
+    assert len(findings) == 1
+    assert (checker.summary.form, checker.summary.form_line) == (Form.EVENTS, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        (event(), Form.EVENTS),
+        ({"ad_id": "x"}, Form.EVENTS),
+        ({}, Form.EVENTS),
+        ({"all": []}, Form.TARGETING),
+        ({"attr": "age", "between": [1, 2]}, Form.TARGETING),
+        ({"targeting": {"not": {}}}, Form.TARGETING),
+        ({"targeting": {"geo_locations": {}}}, Form.META),
+        ({"targeting": {}}, Form.META),
+        ({"targeting_meta": {}}, Form.META),
+        ({"genders": [1]}, Form.META),
+    ],
+)
+def test_forms(value: dict[str, Any], form: Form) -> None:
+    assert form_of(value) is form
+
+
+def test_the_summary_counts_alike_faults_together() -> None:
+    def spec(age: int, *genders: int) -> dict[str, Any]:
+        return {"age_min": age, "genders": list(genders)}
+
+    findings, checker = checked(spec(12), spec(20, 1, 0), spec(20, 0), spec(20, 1))
+    ages, genders = Reason("targeting_meta", "age_min"), Reason("targeting_meta", "genders[]")
+    assert checker.summary.reasons == {ages: 1, genders: 2}
+    assert checker.summary.examples == {ages: findings[0], genders: findings[1]}
+    assert (checker.summary.good, checker.summary.bad) == (1, 3)
+
+
+def test_real_ads_have_no_targeting_that_is_refused() -> None:
+    checker = Checker(SCHEMA, dim=4, gate_dim=2)
+    with shared("data/real-ads.jsonl").open("rb") as lines:
+        assert list(checker.check(lines)) == []
+    assert (checker.summary.form, checker.summary.form_line, checker.summary.good) == (Form.META, 1, 1749)

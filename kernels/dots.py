@@ -49,8 +49,8 @@ def _row_pointers(context: Any, builder: Any, sig: Any, arguments: Any) -> tuple
     """Byte pointers to rows[slots[at + lane]], and the bytes of a row. The first arguments are rows, slots and at."""
     rows = context.make_array(sig.args[0])(context, builder, arguments[0])
     slots = builder.gep(data_pointer(context, builder, sig.args[1], arguments[1]), [arguments[2]])
-    width = cgutils.unpack_tuple(builder, rows.shape, 2)[1]
-    row_bytes = builder.mul(width, I64(sig.args[0].dtype.bitwidth // 8))
+    width = I64(sig.args[0].dtype.bitwidth // 8)
+    row_bytes = builder.mul(cgutils.unpack_tuple(builder, rows.shape)[1], width) if sig.args[0].ndim == 2 else width
     base = builder.bitcast(rows.data, I8.as_pointer())
     pointers = []
     for lane in range(LANES):
@@ -76,7 +76,7 @@ def _transposed(builder: Any, loads: list[Any]) -> list[Any]:
     rows = [builder.shuffle_vector(loads[i], loads[i + 4], _mask(list(range(8)))) for i in range(LOAD_WORDS)]
     low = [_interleave(builder, rows[i], rows[i + 1], 0, 1) for i in (0, 2)]
     high = [_interleave(builder, rows[i], rows[i + 1], 2, 1) for i in (0, 2)]
-    return [_interleave(builder, *pair, from_word, 2) for pair in (low, high) for from_word in (0, 2)]
+    return [_interleave(builder, a, b, from_word, 2) for a, b in (low, high) for from_word in (0, 2)]
 
 
 def _load_tile(_context: Any, rows: Any, slots: Any, _at: Any, tile: Any) -> Any:
@@ -185,7 +185,9 @@ def _accumulated(builder: Any, count: Any, totals: list[Any], body: Callable[[An
 
 
 def _dot_products_with(add_pairs: Callable[..., Any]) -> Callable[..., Any]:
-    def typing(_context: Any, rows: Any, tile: Any, packed: Any, _user: Any, _column: Any, columns: Any, out: Any) -> Any:
+    def typing(
+        _context: Any, rows: Any, tile: Any, packed: Any, _user: Any, _column: Any, columns: Any, out: Any
+    ) -> Any:
         stored = rows.dtype
         decode, accumulate, total = {
             types.int8: (_int8_halves, add_pairs, I32_LANES),
@@ -230,7 +232,7 @@ def _dot_products_with(add_pairs: Callable[..., Any]) -> Callable[..., Any]:
 
 # (rows [slot, width], slots u32, at, tile i32 [width / 4 bytes, LANES]): rows[slots[at : at + LANES]] into the tile
 load_tile: Any = intrinsic(_load_tile)
-# (rows, slots, at): asks for the beginnings of rows[slots[at : at + LANES]] ahead of their use
+# (rows [slot, width] or [slot], slots, at): asks for the beginnings of rows[slots[at : at + LANES]] ahead of their use
 prefetch_rows: Any = intrinsic(_prefetch_rows)
 # (rows, tile, packed [user, step, column], user, column, columns literal, products f64 [column, LANES]):
 # products[column : column + columns] of the tile with the user's columns. `rows` only says how elements are stored.

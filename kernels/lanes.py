@@ -17,7 +17,8 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 
 LANES = 8
 
-I8, I16, I32, I64, F32, F64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32, F64 = ir.FloatType(), ir.DoubleType()
 F64_LANES = ir.VectorType(F64, LANES)
 I64_LANES = ir.VectorType(I64, LANES)
 MANTISSA_BITS = 52

@@ -87,7 +87,11 @@ def pack_vectors(vectors: NDArray[np.float32], precision: Precision, out: NDArra
 
 
 def score(
-    columns: ScoreColumns, slots: NDArray[np.uint32], job_start: NDArray[np.int64], users: PackedUsers, out: NDArray[Any]
+    columns: ScoreColumns,
+    slots: NDArray[np.uint32],
+    job_start: NDArray[np.int64],
+    users: PackedUsers,
+    out: NDArray[Any],
 ) -> None:
     """Scores to `out` [survivor] (float32, or float64) of the ads in `slots` [survivor], which are in any order and may
     repeat. Those of job j lie at job_start[j] : job_start[j + 1] and are scored with user j."""
@@ -130,7 +134,9 @@ def _score_block(columns: Any, slots: Any, job_start: Any, users: Any, out: Any,
             lane_slots[lane] = slots[at + min(lane, count - 1)]
         if at + PREFETCH_ADS + LANES <= len(slots):
             prefetch_rows(columns.embedding, slots, at + PREFETCH_ADS)
+            prefetch_rows(columns.embedding_scale, slots, at + PREFETCH_ADS)
             prefetch_rows(columns.gate, slots, at + PREFETCH_ADS)
+            prefetch_rows(columns.gate_scale, slots, at + PREFETCH_ADS)
         load_tile(columns.gate, lane_slots, 0, tile)
         _all_products(columns.gate, tile, users.gates, job, logits)
         load_tile(columns.embedding, lane_slots, 0, tile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -69,6 +70,9 @@ def _vectors(raw: object, width: int, path: str) -> NDArray[np.float32]:
         raise InvalidInput(path, f"a list of vectors is needed, not {shown(raw)}", "wrong_type")
     if len(raw) > EXPERTS_MAX:  # before the work of reading them
         raise InvalidInput(path, f"there are {len(raw)} vectors, more than {EXPERTS_MAX}", "out_of_range")
+    at_once = _all_at_once(raw, width)
+    if at_once is not None:
+        return at_once
     vectors = np.empty((len(raw), width), np.float32)
     for i, row in enumerate(raw):
         vectors[i] = _vector(row, width, f"{path}[{i}]", "the width of the index")
@@ -80,13 +84,20 @@ def _vector(raw: object, width: int, path: str, why: str) -> NDArray[np.float32]
         raise InvalidInput(path, f"a list of {width} numbers is needed, not {shown(raw)}", "wrong_type")
     if len(raw) != width:
         raise InvalidInput(path, f"{len(raw)} numbers where {width} are needed ({why})", "wrong_width")
-    if set(map(type, raw)) <= {float}:
-        wide = np.array(raw, np.float64)
-        with np.errstate(over="ignore"):
-            vector = wide.astype(np.float32)
-        if np.isfinite(vector).all():
-            return vector
     return np.array([_number(value, f"{path}[{i}]") for i, value in enumerate(raw)], np.float32)
+
+
+def _all_at_once(raw: list[object], width: int) -> NDArray[np.float32] | None:
+    """Good vectors the quick way; None if anything at all is to be looked at."""
+    if not all(type(row) is list and len(row) == width for row in raw):
+        return None
+    if not set(map(type, chain.from_iterable(raw))) <= {float, int}:  # type: ignore[arg-type]
+        return None
+    try:
+        wide = np.array(raw, np.float64).reshape(len(raw), width)
+    except OverflowError:
+        return None
+    return wide.astype(np.float32) if (np.abs(wide) <= FLOAT32_MAX).all() else None
 
 
 def _number(raw: object, path: str) -> float:

@@ -49,18 +49,19 @@ def row_width(dim: int, precision: Precision) -> int:
 
 def quantise(vector: NDArray[np.float32], precision: Precision, out_row: NDArray[Any]) -> float:
     """Stores one vector of finite float32 [dim] in `out_row` [row_width(dim)] and returns its scale."""
-    assert out_row.dtype == _STORAGE[precision], out_row.dtype
-    assert len(vector) <= len(out_row), (len(vector), len(out_row))
-    return float(_STORE[precision](vector, out_row))
+    scale = np.empty(1, np.float32)
+    quantise_rows(vector[None], precision, out_row[None], scale)
+    return float(scale[0])
 
 
 def quantise_rows(
     vectors: NDArray[np.float32], precision: Precision, out_rows: NDArray[Any], out_scales: NDArray[np.float32]
 ) -> None:
     """`quantise` for each of [row, dim]: rows to [row, row_width(dim)], scales to [row]."""
+    assert out_rows.dtype == _STORAGE[precision], out_rows.dtype
+    assert vectors.shape[1] <= out_rows.shape[1], (vectors.shape, out_rows.shape)
     assert len(vectors) == len(out_rows) == len(out_scales), (len(vectors), len(out_rows), len(out_scales))
-    for i, (vector, row) in enumerate(zip(vectors, out_rows, strict=True)):
-        out_scales[i] = quantise(vector, precision, row)
+    _STORE[precision](vectors, out_rows, out_scales)
 
 
 def dequantise(rows: NDArray[Any], scales: NDArray[np.float32] | float, dim: int) -> NDArray[np.float64]:
@@ -79,18 +80,20 @@ def _largest(vector: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _store_int8(vector: Any, row: Any) -> Any:
-    row[:] = 0
-    largest = float64(_largest(vector))
-    if largest == 0:
-        return float32(1)
-    scale = float32(largest / INT8_MAX)
-    if float64(scale) * (INT8_MAX + 0.5) < largest:  # a denormal scale may have been rounded down a long way, or to 0
-        scale = as_f32(as_u32(scale) + uint32(1))
-    for d in range(len(vector)):
-        nearest = np.rint(float64(vector[d]) / float64(scale))
-        row[d] = int32(min(max(nearest, -float64(INT8_MAX)), float64(INT8_MAX)))
-    return scale
+def _store_int8(vectors: Any, rows: Any, scales: Any) -> None:
+    rows[:] = 0
+    for i in range(len(vectors)):
+        largest = float64(_largest(vectors[i]))
+        if largest == 0:
+            scales[i] = 1
+            continue
+        scale = float32(largest / INT8_MAX)
+        if float64(scale) * (INT8_MAX + 0.5) < largest:  # a denormal scale may be rounded down a long way, or to 0
+            scale = as_f32(as_u32(scale) + uint32(1))
+        for d in range(vectors.shape[1]):
+            nearest = np.rint(float64(vectors[i, d]) / float64(scale))
+            rows[i, d] = int32(min(max(nearest, -float64(INT8_MAX)), float64(INT8_MAX)))
+        scales[i] = scale
 
 
 @njit(nogil=True, cache=True)
@@ -110,24 +113,26 @@ def _power_of_two(exponent: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _store_float16(vector: Any, row: Any) -> Any:
-    row[:] = 0
-    largest = float64(_largest(vector))
-    if largest == 0:
-        return float32(1)
-    exponent = (as_i64(largest) >> 52) - 1023  # every float32 above 0 is normal as a float64
-    scale_exponent = max(exponent - HALF_EXPONENT, SCALE_EXPONENT_MIN)
-    inverse = _power_of_two(-scale_exponent)
-    for d in range(len(vector)):
-        row[d] = _half_bits(float32(float64(vector[d]) * inverse))
-    return float32(_power_of_two(scale_exponent))
+def _store_float16(vectors: Any, rows: Any, scales: Any) -> None:
+    rows[:] = 0
+    for i in range(len(vectors)):
+        largest = float64(_largest(vectors[i]))
+        if largest == 0:
+            scales[i] = 1
+            continue
+        exponent = (as_i64(largest) >> 52) - 1023  # every float32 above 0 is normal as a float64
+        scale_exponent = max(exponent - HALF_EXPONENT, SCALE_EXPONENT_MIN)
+        inverse = _power_of_two(-scale_exponent)
+        for d in range(vectors.shape[1]):
+            rows[i, d] = _half_bits(float32(float64(vectors[i, d]) * inverse))
+        scales[i] = _power_of_two(scale_exponent)
 
 
 @njit(nogil=True, cache=True)
-def _store_float32(vector: Any, row: Any) -> Any:
-    row[:] = 0
-    row[: len(vector)] = vector
-    return float32(1)
+def _store_float32(vectors: Any, rows: Any, scales: Any) -> None:
+    rows[:] = 0
+    rows[:, : vectors.shape[1]] = vectors
+    scales[:] = 1
 
 
 _STORE: dict[Precision, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from kernels.precision import Precision, dequantise, quantise, quantise_rows, ro
 FLOAT32_MAX, DENORMAL_MIN = float(np.finfo(np.float32).max), 2.0**-149
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = hnp.arrays(np.float32, st.integers(1, 40), elements=FINITE)
+UNTIMED = settings(deadline=None)  # the first example compiles
 ALL_PRECISIONS = pytest.mark.parametrize("precision", list(Precision))
 
 
@@ -35,6 +36,7 @@ def test_rows_are_whole_loads_of_16_bytes(precision: Precision) -> None:
 
 
 @ALL_PRECISIONS
+@UNTIMED
 @given(vector=VECTORS)
 def test_padding_is_zero_and_the_scale_is_a_positive_float32(precision: Precision, vector: NDArray[np.float32]) -> None:
     row, scale = stored(vector, precision)
@@ -43,6 +45,7 @@ def test_padding_is_zero_and_the_scale_is_a_positive_float32(precision: Precisio
     assert float(np.float32(scale)) == scale
 
 
+@UNTIMED
 @given(vector=VECTORS)
 def test_int8_is_within_half_a_step(vector: NDArray[np.float32]) -> None:
     row, scale = stored(vector, Precision.INT8)
@@ -53,6 +56,7 @@ def test_int8_is_within_half_a_step(vector: NDArray[np.float32]) -> None:
         assert scale == np.float32(largest / 127)
 
 
+@UNTIMED
 @given(vector=VECTORS)
 def test_float16_is_what_numpy_rounds_to(vector: NDArray[np.float32]) -> None:
     row, scale = stored(vector, Precision.FLOAT16)
@@ -63,6 +67,7 @@ def test_float16_is_what_numpy_rounds_to(vector: NDArray[np.float32]) -> None:
     assert (error <= np.maximum(np.abs(wide) * 2.0**-11, max(largest * 2.0**-38, 2.0**-151))).all()
 
 
+@UNTIMED
 @given(vector=VECTORS)
 def test_float32_is_exact(vector: NDArray[np.float32]) -> None:
     row, scale = stored(vector, Precision.FLOAT32)

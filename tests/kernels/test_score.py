@@ -141,7 +141,7 @@ MAGNITUDES = st.sampled_from([1e38, 1e30, 1e10, 100.0, 1.0, 0.01, 1e-10, 1e-30, 
 
 
 @ALL_PRECISIONS
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), dim=st.integers(1, 40), gate_dim=st.integers(1, 20), experts=st.integers(1, 16),
     data=st.data(), magnitudes=st.tuples(*[MAGNITUDES] * 6),
@@ -313,7 +313,7 @@ WORK = """
 import hashlib, numpy as np
 from tests.kernels.test_score import *
 digest = hashlib.sha256()
-for precision in Precision:
+for precision in (Precision.INT8, Precision.FLOAT16):
     rng = np.random.default_rng(1)
     columns = random_columns(rng, precision, 70, 33, 9)
     users = [random_user(rng, 33, 9, 7), random_user(rng, 33, 9, 9, 4)]

@@ -27,7 +27,7 @@ FEW_VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, 5e-324
 FEW_TIES = st.sampled_from([0, 1, 2, 2**63 - 1, 2**63, 2**64 - 1])
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     pairs=st.lists(st.tuples(FEW_VALUES | st.floats(allow_nan=False), FEW_TIES | st.integers(0, 2**64 - 1))),
     k=st.integers(0, 30),
@@ -37,7 +37,7 @@ def test_any_short_list(pairs: list[tuple[float, int]], k: int) -> None:
     assert_best(values, ties, k)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), count=st.integers(0, 6000), k=st.integers(1, 1200), distinct=st.integers(1, 1000),
     distinct_ties=st.sampled_from([1, 2, 1000, 2**63]),

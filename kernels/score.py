@@ -99,11 +99,11 @@ def score(
     assert len(job_start) == len(users.route) + 1, (len(job_start), len(users.route))
     assert 1 <= users.expert_count.min() and users.expert_count.max() <= users.expert_factor.shape[1] <= EXPERTS_MAX
     assert (1 <= users.route).all() and (users.route <= users.expert_count).all(), users.route
-    word_elements = 4 // columns.embedding.itemsize
+    step_elements = 2 if columns.embedding.itemsize == 1 else 1
     for rows, packed in ((columns.embedding, users.experts), (columns.gate, users.gates)):
-        assert rows.flags.c_contiguous and packed.flags.c_contiguous
-        steps = rows.shape[1] // 2 if word_elements == 4 else rows.shape[1]
-        assert packed.shape[1] == steps, (rows.shape, packed.shape)
+        assert packed.shape[1] * step_elements == rows.shape[1], (rows.shape, packed.shape)
+    for array in (*columns, *users, slots, job_start, out):
+        assert array.flags.c_contiguous, array.strides  # another layout would be compiled for, while the caller waits
     if len(slots):
         _score(columns, slots, job_start, users, out)
 

@@ -31,6 +31,7 @@ def top_k(values: NDArray[np.float64], ties: NDArray[np.uint64], k: int) -> NDAr
     of their position. No value may be NaN (which is not checked: it would cost as much as the search)."""
     assert values.dtype == np.float64, values.dtype
     assert ties.dtype == np.uint64, ties.dtype
+    assert values.flags.c_contiguous and ties.flags.c_contiguous  # another layout would be compiled for
     assert len(values) == len(ties), (len(values), len(ties))
     assert k >= 0, k
     k = min(k, len(values))

@@ -84,7 +84,9 @@ class Index:
         self.ads = ads_.ads(self.limits.ads, limits.targetings, limits.terms, WORDS_MAX, dim, gate_dim, precision)
         self.expired = expired_.expired(limits.expired)
         self._limit_ms = expired_versions_s * 1000
-        self._scratch = match_.scratch(limits.targetings, limits.terms, len(schema.attribute_list) + 1)
+        self._scratch = match_.scratch(
+            self.limits.ads, limits.targetings, limits.terms, len(schema.attribute_list) + 1
+        )
         self._marks = reserve(self.limits.ads // 64, np.uint64)
         self._applied = reserve(expired_.PARTITIONS_MAX, np.int64)  # [partition] next offset
         self._thread: int | None = None
@@ -168,7 +170,7 @@ class Index:
         first = np.zeros(len(requests) + 1, np.int64)
         np.cumsum(counts.sum(axis=1), out=first[1:])
         slots = np.empty(first[-1], np.uint32)
-        match_.expand(self.ads, self.targetings, q, self._scratch, counts, first, slots)
+        match_.gather(self.targetings, self._scratch, counts, slots)
         return Selection(slots, first)
 
     def keep(

@@ -34,7 +34,7 @@ from kernels.extents import NO_SLOT, give_slot, take_slot
 from kernels.pool import FRONTIER as POOL_FRONTIER
 from kernels.pool import class_of, class_words, give, take
 from kernels.program import NO_ZONE, RECORD_HEAD, SCHEDULE_WORDS
-from kernels.targetings import expression_at, find_or_add, release, tidy
+from kernels.targetings import drop_reference, expression_at, find_or_add, refer, release, tidy
 
 CREATE, MODIFY, EXPIRE, BAD_EVENT = range(4)
 APPLIED, STALE, DUPLICATE, EXPIRE_UNKNOWN, BAD, UNKNOWN_AD, INDEX_FULL = range(7)
@@ -109,13 +109,6 @@ def _put(p: Any, words: Any, at: int, size: int) -> np.uint32:
 def _give_record(p: Any, at: int) -> None:
     if at != 0:
         give(p, at, np.int64(p.words[at]))
-
-
-@njit(nogil=True, cache=True)
-def _drop_reference(t: Any, targeting: int) -> None:
-    t.references[targeting] -= np.uint32(1)
-    if t.references[targeting] == 0:
-        release(t, targeting)
 
 
 @njit(nogil=True, cache=True)
@@ -202,7 +195,7 @@ def _remove(a: Any, t: Any, slot: int) -> None:
     give_text(a.texts, np.int64(a.features_at[slot]))
     _give_record(a.fields, np.int64(a.fields_at[slot]))
     give_slot(a.extents, targeting, slot)
-    _drop_reference(t, targeting)
+    drop_reference(t, targeting)
 
 
 @njit(nogil=True, cache=True)
@@ -227,12 +220,12 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
                 if t.references[targeting] == 0:
                     release(t, targeting)
                 return NO_SLOT
-            t.references[targeting] += np.uint32(1)
+            refer(t, targeting)
             if slot != NO_SLOT:
                 _move(a, slot, to)
                 clear_live(a, slot)
                 give_slot(a.extents, held, slot)
-                _drop_reference(t, held)
+                drop_reference(t, held)
             else:
                 a.id_at[to] = _put(a.texts, words, e.id, text_words(words, e.id))
                 a.features_at[to], a.fields_at[to] = np.uint32(0), np.uint32(0)

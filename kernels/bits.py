@@ -43,3 +43,25 @@ as_f32: Any = intrinsic(_as_f32)
 as_u32: Any = intrinsic(_as_u32)
 as_f64: Any = intrinsic(_as_f64)
 as_i64: Any = intrinsic(_as_i64)
+
+
+def _count_bits(name: str, extra: tuple[Any, ...]) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        kinds = [word, *(ir.IntType(1) for _ in extra)]
+        function = builder.module.declare_intrinsic(name, (word,), ir.FunctionType(word, kinds))
+        return builder.call(function, [arguments[0], *extra])
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def bits_set(typing_context: Any, word: Any) -> Any:
+    """How many bits of a uint64 are set."""
+    return _count_bits("llvm.ctpop", ())
+
+
+@intrinsic
+def lowest_bit(typing_context: Any, word: Any) -> Any:
+    """Index of the lowest set bit of a uint64, 64 for 0."""
+    return _count_bits("llvm.cttz", (ir.Constant(ir.IntType(1), 0),))

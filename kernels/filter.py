@@ -9,7 +9,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from kernels.ads import find_ad
-from kernels.program import AdFacts, holds
+from kernels.program import AdFacts, holds, walk_stack
 
 CHUNK = 1024
 
@@ -40,6 +40,7 @@ def _filter_chunks(columns: Any, slots: Any, words: Any, now_us: int, keep: Any)
 
 @njit(nogil=True, cache=True)
 def _filter_chunk(x: Any, slots: Any, words: Any, now_us: int, keep: Any, lo: int, hi: int) -> None:
+    stack = walk_stack()
     for i in range(lo, hi):
         if keep[i]:
             slot = slots[i]
@@ -48,7 +49,7 @@ def _filter_chunk(x: Any, slots: Any, words: Any, now_us: int, keep: Any, lo: in
                 x.words, np.int64(x.at[slot]), np.int64(x.advertiser[slot]), np.int64(x.campaign[slot]), x.bid[slot],
                 age_s,
             )  # fmt: skip
-            keep[i] = holds(words, 0, facts)
+            keep[i] = holds(words, 0, facts, stack)
 
 
 @njit(nogil=True, cache=True)

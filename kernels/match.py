@@ -15,14 +15,16 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from kernels.extents import extent_slots
+from kernels.bits import bits_set, lowest_bit
+from kernels.extents import CLASS_BITS
 from kernels.memory import reserve
-from kernels.program import RequestFacts, holds
+from kernels.program import RequestFacts, holds, walk_stack
 from kernels.rows import BLOCK_WORDS, CHECK_ROW, CONSTRAINED_ROW, STRIDE_PAD_WORDS, USED_ROW
 from kernels.targetings import expression_at, row_words
 
 BATCH_MAX = 16  # requests of one pass
 SERVICE_CLOCK = -(2**63)  # in place of a request's own now: the live bits decide
+ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 class Queries(NamedTuple):
@@ -37,11 +39,11 @@ class Queries(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory of a pass, all zeros between passes but for `matched`."""
+    """Working memory of a pass, all zeros between passes but for `found`."""
 
     bits: NDArray[np.uint64]  # [request, term / 64]
     rows: NDArray[np.uint64]  # [request * (attributes + 1) + place, word]
-    matched: NDArray[np.uint64]  # [request, word] targetings that match
+    found: NDArray[np.uint32]  # [request, ad] slots of eligible ads, each block's from where its ads may begin
 
 
 class Plan(NamedTuple):
@@ -56,13 +58,14 @@ class Plan(NamedTuple):
     places: NDArray[np.int64]  # [request] scratch rows in use
 
 
-def scratch(targetings_max: int, terms_max: int, attributes: int) -> Scratch:
+def scratch(ads_max: int, targetings_max: int, terms_max: int, attributes: int) -> Scratch:
     """Working memory for BATCH_MAX requests. `attributes` counts the schedule's too."""
     words = -(-targetings_max // (64 * BLOCK_WORDS)) * BLOCK_WORDS + STRIDE_PAD_WORDS
     return Scratch(
-        reserve((BATCH_MAX, -(-terms_max // 64)), np.uint64), reserve((BATCH_MAX * (attributes + 1), words), np.uint64, sparse=True),
-        reserve((BATCH_MAX, words), np.uint64, sparse=True),
-    )  # fmt: skip
+        reserve((BATCH_MAX, -(-terms_max // 64)), np.uint64),
+        reserve((BATCH_MAX * (attributes + 1), words), np.uint64, sparse=True),
+        reserve((BATCH_MAX, ads_max), np.uint32, sparse=True),
+    )
 
 
 class View(NamedTuple):
@@ -162,28 +165,50 @@ def _plan(t: Any, q: Any, s: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
+def _and_group(acc: Any, one: Any, constrained: Any, bits: Any, rows: Any, lo: int, scratch: Any) -> np.uint64:
+    """acc &= not constrained, or one of the rows; groups of at most two rows, which most are, in one go.
+    `scratch`: a block of a scratch row, or empty. -> what is left, all words ORed"""
+    left, n = np.uint64(0), len(rows)
+    if len(scratch) == 0 and n == 0:
+        for w in range(BLOCK_WORDS):
+            acc[w] &= ~constrained[w]
+            left |= acc[w]
+        return left
+    if len(scratch) == 0 and n == 1:
+        first = bits[rows[0], lo : lo + BLOCK_WORDS]
+        for w in range(BLOCK_WORDS):
+            acc[w] &= ~constrained[w] | first[w]
+            left |= acc[w]
+        return left
+    if len(scratch) == 0:
+        scratch = bits[rows[0], lo : lo + BLOCK_WORDS]
+        rows = rows[1:]
+    for w in range(BLOCK_WORDS):
+        one[w] = ~constrained[w] | scratch[w]
+    n = len(rows)
+    for i in range(0, n - 1, 2):
+        first, second = bits[rows[i], lo : lo + BLOCK_WORDS], bits[rows[i + 1], lo : lo + BLOCK_WORDS]
+        for w in range(BLOCK_WORDS):
+            one[w] |= first[w] | second[w]
+    last = bits[rows[n - 1], lo : lo + BLOCK_WORDS] if n & 1 else one
+    for w in range(BLOCK_WORDS):
+        acc[w] &= one[w] | last[w]
+        left |= acc[w]
+    return left
+
+
+@njit(nogil=True, cache=True)
 def _match_block(v: Any, s: Any, plan: Any, r: int, lo: int, acc: Any, one: Any) -> bool:
     """Rows of one request over one block, into acc. -> whether anything is left"""
     used = v.bits[USED_ROW, lo : lo + BLOCK_WORDS]
     for w in range(BLOCK_WORDS):
         acc[w] = used[w]
     for g in range(plan.groups[r]):
-        row = v.bits[plan.constrained[r, g], lo : lo + BLOCK_WORDS]
-        for w in range(BLOCK_WORDS):
-            one[w] = ~row[w]
-        for i in range(plan.group[r, g], plan.group[r, g + 1]):
-            row = v.bits[plan.rows[i], lo : lo + BLOCK_WORDS]
-            for w in range(BLOCK_WORDS):
-                one[w] |= row[w]
-        if plan.scratch[r, g] >= 0:
-            row = s.rows[plan.scratch[r, g], lo : lo + BLOCK_WORDS]
-            for w in range(BLOCK_WORDS):
-                one[w] |= row[w]
-        left = np.uint64(0)
-        for w in range(BLOCK_WORDS):
-            acc[w] &= one[w]
-            left |= acc[w]
-        if left == 0:
+        constrained = v.bits[plan.constrained[r, g], lo : lo + BLOCK_WORDS]
+        rows = plan.rows[plan.group[r, g] : plan.group[r, g + 1]]
+        place = plan.scratch[r, g]
+        scratch = s.rows[place, lo : lo + BLOCK_WORDS] if place >= 0 else s.rows[0, 0:0]
+        if _and_group(acc, one, constrained, v.bits, rows, lo, scratch) == 0:
             return False
     for i in range(plan.exclude_start[r], plan.exclude_start[r + 1]):
         row = v.bits[plan.excluded[i], lo : lo + BLOCK_WORDS]
@@ -197,52 +222,25 @@ def _match_block(v: Any, s: Any, plan: Any, r: int, lo: int, acc: Any, one: Any)
 
 
 @njit(nogil=True, cache=True)
-def lowest(word: np.uint64) -> int:
-    """Index of the lowest set bit of a word that is not 0."""
-    n = 0
-    if word & np.uint64(0xFFFFFFFF) == 0:
-        n, word = n + 32, word >> np.uint64(32)
-    if word & np.uint64(0xFFFF) == 0:
-        n, word = n + 16, word >> np.uint64(16)
-    if word & np.uint64(0xFF) == 0:
-        n, word = n + 8, word >> np.uint64(8)
-    if word & np.uint64(0xF) == 0:
-        n, word = n + 4, word >> np.uint64(4)
-    if word & np.uint64(0x3) == 0:
-        n, word = n + 2, word >> np.uint64(2)
-    return n + np.int64(~word & np.uint64(1))
-
-
-@njit(nogil=True, cache=True)
-def bits_set(word: np.uint64) -> int:
-    """How many bits are set."""
-    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
-    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
-
-
-@njit(nogil=True, cache=True)
 def _decide(v: Any, facts: Any, lo: int, acc: Any) -> None:
     """Runs the programs of what is left of a block."""
+    stack = walk_stack()
     for w in range(BLOCK_WORDS):
         open_ = acc[w] & v.bits[CHECK_ROW, lo + w]
         while open_ != 0:
-            b = lowest(open_)
+            b = lowest_bit(open_)
             open_ &= open_ - np.uint64(1)
             record = np.int64(v.record[(lo + w) * 64 + b])
-            if not holds(v.words, expression_at(v.words, record), facts):
+            if not holds(v.words, expression_at(v.words, record), facts, stack):
                 acc[w] &= ~(np.uint64(1) << np.uint64(b))
 
 
 @njit(nogil=True, cache=True)
-def _ad_bits(v: Any, word: int, now_us: int) -> np.uint64:
-    """The ads of one word of slots that may be served at the request's time."""
-    if now_us == SERVICE_CLOCK:
-        return v.live[word]
+def _in_time(v: Any, word: int, now_us: int) -> np.uint64:
+    """Of one word of slots, the ads that are active at a request's own time."""
     bits, left = np.uint64(0), v.active[word]
     while left != 0:
-        b = lowest(left)
+        b = lowest_bit(left)
         left &= left - np.uint64(1)
         slot = word * 64 + b
         if v.start_us[slot] <= now_us < v.end_us[slot]:
@@ -251,88 +249,78 @@ def _ad_bits(v: Any, word: int, now_us: int) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def _ads_of(v: Any, targeting: int, now_us: int, out: Any, n: int) -> int:
-    """Writes the slots of a targeting's ads to out[n:], or only counts them where out is empty. -> n after them"""
-    first = np.int64(v.ring[targeting]) - 1
-    start = first
-    while start >= 0:
-        size = extent_slots(v, start)
-        for word in range(start >> 6, ((start + size - 1) >> 6) + 1):
-            bits = _ad_bits(v, word, now_us)
-            if size < 64:
-                bits = (bits >> np.uint64(start & 63)) & ((np.uint64(1) << np.uint64(size)) - np.uint64(1))
-            if len(out) == 0:
-                n += bits_set(bits)
-                continue
-            base = start if size < 64 else word * 64
-            while bits != 0:
-                out[n] = np.uint32(base + lowest(bits))
-                n += 1
-                bits &= bits - np.uint64(1)
-        start = np.int64(v.next[start]) - 1
-        if start == first:
-            break
-    return n
+def _expand_block(v: Any, acc: Any, lo: int, now_us: int, out: Any, n: int) -> int:
+    """Writes the slots of the ads of a block's matched targetings to out[n:]. -> n after them
 
-
-@njit(nogil=True, cache=True)
-def _ads_of_block(v: Any, matched: Any, lo: int, now_us: int, out: Any, n: int) -> int:
-    for w in range(lo, lo + BLOCK_WORDS):
-        left = matched[w]
+    One function, since calls that pass so many arrays cost more than what they would do."""
+    for w in range(BLOCK_WORDS):
+        left = acc[w]
         while left != 0:
-            n = _ads_of(v, w * 64 + lowest(left), now_us, out, n)
+            first = np.int64(v.ring[(lo + w) * 64 + lowest_bit(left)]) - 1
             left &= left - np.uint64(1)
+            start = first
+            while True:
+                size = np.int64(1) << np.int64(v.kind[start] & CLASS_BITS)
+                mask = ALL_BITS if size >= 64 else ((np.uint64(1) << np.uint64(size)) - np.uint64(1)) << np.uint64(start & 63)
+                for word in range(start >> 6, (start + size + 63) >> 6):
+                    bits = (v.live[word] if now_us == SERVICE_CLOCK else _in_time(v, word, now_us)) & mask
+                    while bits != 0:
+                        out[n] = np.uint32(word * 64 + lowest_bit(bits))
+                        n += 1
+                        bits &= bits - np.uint64(1)
+                start = np.int64(v.next[start]) - 1
+                if start == first:
+                    break
     return n
 
 
 @njit(nogil=True, cache=True)
 def match(a: Any, t: Any, q: Any, s: Any) -> Any:
-    """Writes s.matched for each request (at most BATCH_MAX). -> ads eligible, [request, block]"""
+    """Finds the eligible ads of each request (at most BATCH_MAX). -> their number, [request, block]; `gather` has them"""
     requests, blocks = len(q.start) - 1, row_words(t) // BLOCK_WORDS
     counts = np.zeros((requests, blocks), np.int64)
-    _match_blocks(_view(a, t), q, s, _plan(t, q, s), counts, len(t.rows.constrained) + 1)
+    _match_blocks(_view(a, t), q, s, _plan(t, q, s), counts, len(t.rows.constrained) + 1, _first_ads(t, blocks))
     for r in range(requests):
         for i in range(q.start[r], q.start[r + 1]):
             s.bits[r, q.terms[i] >> 6] = 0
     return counts
 
 
+@njit(nogil=True, cache=True)
+def _first_ads(t: Any, blocks: int) -> Any:
+    """Where the ads of each block may begin in s.found, if all of them matched."""
+    first = np.zeros(blocks, np.int64)
+    for b in range(1, blocks):
+        first[b] = first[b - 1] + t.block_ads[b - 1]
+    return first
+
+
 @njit(nogil=True, cache=True, parallel=True)
-def _match_blocks(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int) -> None:
+def _match_blocks(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, first: Any) -> None:
     """`places` is the number of scratch rows of a request."""
     for b in prange(counts.shape[1]):
-        _match_block_of_all(v, q, s, plan, counts, places, b)
+        _match_block_of_all(v, q, s, plan, counts, places, first[b], b)
 
 
 @njit(nogil=True, cache=True)
-def _match_block_of_all(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, b: int) -> None:
+def _match_block_of_all(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, first: int, b: int) -> None:
     """One block, request by request."""
     lo = b * BLOCK_WORDS
-    acc, one, none = np.empty(BLOCK_WORDS, np.uint64), np.empty(BLOCK_WORDS, np.uint64), np.empty(0, np.uint32)
+    acc, one = np.empty(BLOCK_WORDS, np.uint64), np.empty(BLOCK_WORDS, np.uint64)
     for r in range(len(counts)):
         if _match_block(v, s, plan, r, lo, acc, one):
             _decide(v, RequestFacts(s.bits[r], q.number_start[r], q.numbers), lo, acc)
-        s.matched[r, lo : lo + BLOCK_WORDS] = acc
-        counts[r, b] = _ads_of_block(v, s.matched[r], lo, q.now_us[r], none, 0)
+            counts[r, b] = _expand_block(v, acc, lo, q.now_us[r], s.found[r], first) - first
         for place in range(r * places, r * places + plan.places[r]):
             s.rows[place, lo : lo + BLOCK_WORDS] = 0
 
 
 @njit(nogil=True, cache=True)
-def expand(a: Any, t: Any, q: Any, s: Any, counts: Any, first: Any, out: Any) -> None:
-    """Writes the slots of the ads that `match` counted: request r's from out[first[r]], in the order of targetings."""
-    _expand_blocks(_view(a, t), q, s, counts, first, out)
-
-
-@njit(nogil=True, cache=True, parallel=True)
-def _expand_blocks(v: Any, q: Any, s: Any, counts: Any, first: Any, out: Any) -> None:
-    for b in prange(counts.shape[1]):
-        _expand_block(v, q, s, counts, first, out, b)
-
-
-@njit(nogil=True, cache=True)
-def _expand_block(v: Any, q: Any, s: Any, counts: Any, first: Any, out: Any, b: int) -> None:
+def gather(t: Any, s: Any, counts: Any, out: Any) -> None:
+    """Brings the slots that `match` found together: request after request, in the order of targetings."""
+    first, n = _first_ads(t, counts.shape[1]), 0
     for r in range(len(counts)):
-        if counts[r, b] > 0:
-            n = first[r] + counts[r, :b].sum()
-            _ads_of_block(v, s.matched[r], b * BLOCK_WORDS, q.now_us[r], out, n)
+        for b in range(counts.shape[1]):
+            count = counts[r, b]
+            out[n : n + count] = s.found[r, first[b] : first[b] + count]
+            n += count

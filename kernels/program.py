@@ -189,9 +189,15 @@ def _leaf_holds_overload(words: Any, p: Any, facts: Any) -> Any:  # noqa: ARG001
 
 
 @njit(nogil=True, cache=True)
-def holds(words: Any, p: int, facts: Any) -> bool:
+def walk_stack() -> Any:
+    """Working memory for `holds`: made once for many."""
+    return np.empty((2, DEPTH_MAX), np.int64)
+
+
+@njit(nogil=True, cache=True)
+def holds(words: Any, p: int, facts: Any, stack: Any) -> bool:
     """Whether the expression at words[p] is true of the facts. Walks in prefix order and skips what cannot matter."""
-    ops, ends = np.empty(DEPTH_MAX, np.int64), np.empty(DEPTH_MAX, np.int64)
+    ops, ends = stack[0], stack[1]
     depth, value = 0, False
     while True:
         op = np.int64(words[p] & 15)

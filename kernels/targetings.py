@@ -57,6 +57,7 @@ class Targetings(NamedTuple):
     records: Pool
     record: NDArray[np.uint32]  # [slot] offset in records, 0 where unused
     references: NDArray[np.uint32]  # [slot] ads
+    block_ads: NDArray[np.int64]  # [block of 8,192 slots] ads
     table: tables.Table
     free: NDArray[np.uint32]  # a stack of free slots
     state: NDArray[np.int64]  # frontier, free slots, live, with a program, zeroed terms
@@ -69,7 +70,8 @@ def targetings(targetings_max: int, terms_max: int, domain: NDArray[np.int64], r
     """An empty table. `domain` has a line for each attribute."""
     return Targetings(
         rows(targetings_max, terms_max, len(domain) + 1, rows_max, words_max), pool(words_max),
-        reserve(targetings_max, np.uint32), reserve(targetings_max, np.uint32), tables.table(targetings_max),
+        reserve(targetings_max, np.uint32), reserve(targetings_max, np.uint32),
+        np.zeros(targetings_max // (64 * BLOCK_WORDS) + 1, np.int64), tables.table(targetings_max),
         reserve(targetings_max, np.uint32), np.zeros(5, np.int64), reserve(terms_max, np.uint32),
         reserve(terms_max, np.uint32), domain,
     )  # fmt: skip
@@ -295,6 +297,22 @@ def release(x: Any, slot: int) -> None:
     x.record[slot] = np.uint32(0)
     x.free[x.state[FREE_COUNT]] = np.uint32(slot)
     x.state[FREE_COUNT] += 1
+
+
+@njit(nogil=True, cache=True)
+def refer(x: Any, slot: int) -> None:
+    """One more ad has this targeting."""
+    x.references[slot] += np.uint32(1)
+    x.block_ads[slot // (64 * BLOCK_WORDS)] += 1
+
+
+@njit(nogil=True, cache=True)
+def drop_reference(x: Any, slot: int) -> None:
+    """One ad less has this targeting, which is freed with its last."""
+    x.references[slot] -= np.uint32(1)
+    x.block_ads[slot // (64 * BLOCK_WORDS)] -= 1
+    if x.references[slot] == 0:
+        release(x, slot)
 
 
 @njit(nogil=True, cache=True)

@@ -131,8 +131,10 @@ def _store_float16(vectors: Any, rows: Any, scales: Any) -> None:
 @njit(nogil=True, cache=True)
 def _store_float32(vectors: Any, rows: Any, scales: Any) -> None:
     rows[:] = 0
-    rows[:, : vectors.shape[1]] = vectors
-    scales[:] = 1
+    for i in range(len(vectors)):
+        for d in range(vectors.shape[1]):
+            rows[i, d] = vectors[i, d]
+        scales[i] = 1
 
 
 _STORE: dict[Precision, Any] = {

@@ -21,9 +21,8 @@ REQUEST_ID_HEADER = b"x-request-id"
 REQUEST_ID_CHARACTERS_MAX = 128
 REQUEST_ID_GOOD = re.compile(rb"[ -~]{1,%d}" % REQUEST_ID_CHARACTERS_MAX)  # printable ASCII
 UNMATCHED_ROUTE = "other"  # addresses that do not exist must not become label values
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("mirach.http")
 
 
 class Door:
@@ -39,6 +38,9 @@ class Door:
             return
         started = perf_counter()
         request_id = request_id_of(scope)
+        scope = {**scope}  # the server keeps its own: it leaves the body out where its method is HEAD
+        if scope["method"] == "HEAD":
+            scope["method"] = "GET"
         scope[REQUEST_ID] = request_id.decode()
         status = 0
 
@@ -57,10 +59,10 @@ class Door:
             log.exception("request %s: %s %s failed", request_id.decode(), scope["method"], scope["path"])
             if status:
                 raise  # half an answer is out: only breaking the connection tells the client
-            await send_problem(Problem(INTERNAL_ERROR, "this is a fault of the service; its log has the request id"),
-                               scope[REQUEST_ID], send_with_id)  # fmt: skip
+            fault = Problem(INTERNAL_ERROR, "this is a fault of the service; its log has the request id")
+            await send_problem(fault, scope[REQUEST_ID], send_with_id)
         route = scope.get("route")
-        self.metrics.observe(UNMATCHED_ROUTE if route is None else route.path, status, perf_counter() - started)
+        self.metrics.observe(UNMATCHED_ROUTE if route is None else route.path_format, status, perf_counter() - started)
 
 
 def request_id_of(scope: Scope) -> bytes:

@@ -36,7 +36,7 @@ INDEX_BEHIND = ProblemKind("index-behind", 503, "The index has not reached the o
 OVERLOADED = ProblemKind("overloaded", 503, "Too many requests are waiting")
 
 
-class Problem(Exception):  # noqa: N818 — RFC 9457's word
+class Problem(Exception):
     """An answer that is an error. `more` are further members of the problem document."""
 
     def __init__(

@@ -7,7 +7,8 @@ from typing import Any
 
 from api.config import Settings
 from api.requests import CAP_FIELDS, K_DEFAULT, OFFSET_MAX, PATHWAY_NAME_CHARACTERS_MAX, RANKINGS, WAIT_MS_DEFAULT
-from gpu_index.schema import INTEGER_MAX, INTEGER_MIN, Attribute, Kind, Schema
+from gpu_index.json_input import INTEGER_MAX, INTEGER_MIN
+from gpu_index.schema import Attribute, Kind, Schema
 from gpu_index.zones import zone_names
 from scoring.request import K_MAX, PATHWAYS_MAX
 
@@ -43,7 +44,7 @@ def request_schemas(schema: Schema, settings: Settings) -> Json:
                 for attribute in schema.attribute_list
                 if attribute.kind is not Kind.HOUR_OF_WEEK
             },
-            description="What is known of the user and the place. An attribute that is null or an empty list is not carried.",
+            description="What is known of the user and the place. Null or an empty list is: not carried.",
         ),
         "TimeZone": {"type": "string", "enum": sorted(zone_names()), "description": "An IANA zone."},
         "Filter": filter_schema(schema),
@@ -56,7 +57,7 @@ def request_schemas(schema: Schema, settings: Settings) -> Json:
                 "filter": one_of_these(reference("Filter"), NULL),
             },
             ("name",),
-            description="A ranked list of its own. What it does not give is the request's; its filter comes on top of it.",
+            description="A ranked list of its own. What it does not give is the request's; its filter is in addition.",
         ),
         "RetrievalRequest": request_schema(settings),
     }

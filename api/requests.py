@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,8 +40,8 @@ PATHWAY_FIELDS = ("name", "k", "rank_by", "user", "filter")
 RANKINGS: tuple[RankBy, ...] = ("value", "score")
 CAP_FIELDS: tuple[CapField, ...] = ("advertiser_id", "campaign_id")
 
-_split_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_split_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+split_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+split_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_fast = msgspec.json.Decoder().decode  # for vectors: numbers come as float64, however they are written
 
 
@@ -73,11 +73,11 @@ class RequestParser:
 
     def parse(self, raw: bytes | msgspec.Raw) -> Request:
         """One request from its JSON text."""
-        return self.parse_object(_split(raw, _split_object, 'a request is an object such as {"attributes": {}}'))
+        return self.parse_object(split(raw, split_object, 'a request is an object such as {"attributes": {}}'))
 
     def parse_batch(self, raw: bytes) -> list[Request]:
         """A list of requests; a fault's path begins with the member's place, as `[3].k`."""
-        members = _split(raw, _split_list, "a batch is a list of requests")
+        members = split(raw, split_list, "a batch is a list of requests")
         if len(members) > self.batch_max:
             raise InvalidInput("", f"a batch has at most {self.batch_max} requests, not {len(members)}", "too_many")
         requests = []
@@ -96,7 +96,7 @@ class RequestParser:
 
     def parse_object(self, body: Mapping[str, object]) -> Request:
         """One request from its fields, each decoded or still msgspec.Raw."""
-        _check_names(body, REQUEST_FIELDS, "a request")
+        check_names(body, REQUEST_FIELDS, "a request")
         take = _Fields(body)
         timezone = take("timezone", _text)
         attributes = take("attributes", lambda raw: parse_attributes(self.schema, raw, timezone, ""))
@@ -147,11 +147,11 @@ class RequestParser:
     def _named_pathway(self, raw: object, main: Pathway) -> Pathway:
         if type(raw) is not dict:
             raise InvalidInput("", f"a pathway is an object, not {shown(raw)}", "wrong_type")
-        _check_names(raw, PATHWAY_FIELDS, "a pathway")
+        check_names(raw, PATHWAY_FIELDS, "a pathway")
         take = _Fields(raw)
         name = take("name", _pathway_name)
         if name is None:
-            raise InvalidInput("name", "a pathway needs a name", "needed")
+            raise InvalidInput("name", "a pathway needs a name", "missing")
         return self._pathway(take, main, name=name, own_filter=True)
 
     def _filter(self, raw: object) -> Expression:
@@ -188,10 +188,10 @@ class _Fields:
             raise fault.under(name) from None
 
 
-def _split(raw: bytes | msgspec.Raw, split: Callable[[bytes | msgspec.Raw], T], expected: str) -> T:
+def split(raw: bytes | msgspec.Raw, decode: Callable[[bytes | msgspec.Raw], T], expected: str) -> T:
     """One level of a JSON text. What is wrong with a text that cannot be split is said by decoding all of it."""
     try:
-        return split(raw)
+        return decode(raw)
     except (msgspec.DecodeError, RecursionError):
         raise InvalidInput("", f"{expected}, not {shown(decode_json(raw))}", "wrong_type") from None
 
@@ -207,7 +207,7 @@ def _or(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _check_names(fields: Mapping[str, object], allowed: Collection[str], what: str) -> None:
+def check_names(fields: Mapping[str, object], allowed: Collection[str], what: str) -> None:
     for name in fields:
         if name not in allowed:
             raise InvalidInput(
@@ -239,8 +239,8 @@ def _context(raw: object) -> None:
 
 def _rank_by(raw: object) -> RankBy:
     if raw not in RANKINGS:
-        raise InvalidInput("", f'rank_by is "value" or "score", not {shown(raw)}', "wrong_type")
-    return cast(RankBy, raw)
+        raise InvalidInput("", f'rank_by is "value" or "score", not {shown(raw)}', "unknown_value")
+    return raw
 
 
 def _pathway_name(raw: object) -> str:

@@ -48,8 +48,8 @@ def test_an_empty_request_has_the_defaults() -> None:
 
 
 def test_null_leaves_a_field_out() -> None:
-    names = ("attributes", "timezone", "user", "context", "k", "rank_by", "max_per", "exclude_ads", "filter", "pathways",
-             "now", "min_offsets", "wait_ms")  # fmt: skip
+    names = ("attributes", "timezone", "user", "context", "k", "rank_by", "max_per", "exclude_ads", "filter",
+             "pathways", "now", "min_offsets", "wait_ms")  # fmt: skip
     assert parse(**dict.fromkeys(names)) == parse()
 
 

@@ -1,0 +1,61 @@
+"""The HTTP application: the routers put together, and every error made a problem document."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, cast
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from api.admin import admin_router
+from api.door import REQUEST_ID, Door
+from api.openapi import document
+from api.pages import page_router
+from api.probes import probe_router
+from api.problems import MEDIA_TYPE, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, ProblemKind, of_invalid_input
+from api.retrieval import retrieval_router
+from api.service import Service
+from gpu_index.invalid_input import InvalidInput
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application over a wired service. Its OpenAPI document is ours, not FastAPI's."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    pages = page_router(document(service.schema, service.loaded.settings), service.loaded.settings.console)
+    for router in (retrieval_router(service), admin_router(service), probe_router(service), pages):
+        app.router.routes.extend(router.routes)  # one flat list, the hot routes first
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(InvalidInput, on_invalid_input)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_middleware(Door, metrics=service.metrics)
+    return app
+
+
+def rendered(problem: Problem, request: Request) -> Response:
+    body = problem.document(request.scope[REQUEST_ID])
+    return Response(body, problem.kind.status, problem.response_headers(), media_type=MEDIA_TYPE)
+
+
+async def on_problem(request: Request, error: Exception) -> Response:
+    return rendered(cast(Problem, error), request)
+
+
+async def on_invalid_input(request: Request, error: Exception) -> Response:
+    return rendered(of_invalid_input(cast(InvalidInput, error)), request)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """What the router raises: no such address, or not this method."""
+    raised = cast(HTTPException, error)
+    headers: dict[str, Any] = dict(raised.headers or {})
+    path = request.url.path
+    if raised.status_code == 404:
+        problem = Problem(NOT_FOUND, f"there is no {path}; /docs lists the addresses")
+    elif raised.status_code == 405:
+        allowed = headers.get("Allow", "another method")
+        problem = Problem(METHOD_NOT_ALLOWED, f"{path} takes {allowed}, not {request.method}", headers=headers)
+    else:
+        title = HTTPStatus(raised.status_code).phrase
+        problem = Problem(ProblemKind(title.lower().replace(" ", "-"), raised.status_code, title), str(raised.detail))
+    return rendered(problem, request)

@@ -1,0 +1,67 @@
+"""The hot routes: raw body in, encoded bytes out."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from fastapi import APIRouter, Request, Response
+
+from api.bodies import read_json_body
+from api.door import REQUEST_ID
+from api.openrtb import in_bid_request, map_request
+from api.replies import json_response, reply
+from api.service import Service
+from gpu_index.invalid_input import InvalidInput, shown
+from gpu_index.json_input import decode_json
+from scoring.request import Request as RetrievalRequest
+
+
+def retrieval_router(service: Service) -> APIRouter:
+    router = APIRouter()
+    body_bytes_max = service.loaded.settings.body_bytes_max
+
+    async def answered(request: Request, wanted: RetrievalRequest, started: float) -> Response:
+        parsed = perf_counter()
+        (answer,) = await service.answer((wanted,))
+        return json_response(reply(answer, request.scope[REQUEST_ID], started, parsed))
+
+    @router.post("/v1/retrieve")
+    async def retrieve(request: Request) -> Response:
+        started = perf_counter()
+        service.check_ready()
+        wanted = service.parser.parse(await read_json_body(request, body_bytes_max))
+        service.check_partitions(wanted)
+        return await answered(request, wanted, started)
+
+    @router.post("/v1/retrieve/batch")
+    async def retrieve_batch(request: Request) -> Response:
+        started = perf_counter()
+        service.check_ready()
+        wanted = service.parser.parse_batch(await read_json_body(request, body_bytes_max))
+        for position, member in enumerate(wanted):
+            try:
+                service.check_partitions(member)
+            except InvalidInput as fault:
+                raise fault.under(f"[{position}]") from None
+        parsed = perf_counter()
+        answers = await service.answer(wanted) if wanted else []
+        request_id = request.scope[REQUEST_ID]
+        return json_response([reply(answer, request_id, started, parsed) for answer in answers])
+
+    @router.post("/v1/retrieve/openrtb")
+    async def retrieve_openrtb(request: Request) -> Response:
+        started = perf_counter()
+        service.check_ready()
+        bid_request = decode_json(await read_json_body(request, body_bytes_max))
+        if not isinstance(bid_request, dict):
+            raise InvalidInput("", f"a BidRequest is an object, not {shown(bid_request)}", "wrong_type")
+        mapped = map_request(bid_request, service.schema, service.loaded.settings)
+        try:
+            wanted = service.parser.parse_object(mapped)
+            service.check_partitions(wanted)
+        except InvalidInput as fault:
+            fault.path = in_bid_request(fault.path)
+            raise
+        return await answered(request, wanted, started)
+
+    return router

@@ -1,0 +1,99 @@
+"""The running service as the routes see it: what they may ask of the engine and of ingest, and when they may not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeVar
+
+from api.config import Loaded
+from api.engine import Engine, IndexBehind, QueueFull, Stopped
+from api.metrics import RequestMetrics
+from api.problems import INDEX_BEHIND, NOT_READY, OVERLOADED, Problem
+from api.requests import RequestParser, check_partitions
+from gpu_index.index import Index
+from gpu_index.inspection import describe
+from gpu_index.schema import Schema
+from ingest.statistics import Statistics
+from scoring.request import Answer, Request
+
+T = TypeVar("T")
+
+READY_BELIEVED_S = 0.1
+BACKEND = {"backend": "cpu", "device": "CPU"}  # the one that this version has
+
+
+@dataclass(slots=True)
+class Service:
+    """Wired once by server.py; the routes read it."""
+
+    loaded: Loaded
+    schema: Schema
+    parser: RequestParser
+    engine: Engine
+    statistics: Statistics
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    stopping: bool = False  # at SIGTERM: not ready, but what comes in is still answered
+    _ready_until: float = 0.0
+
+    def check_ready(self) -> None:
+        """Raises the problem `not-ready`, with how far the index is, until it has caught up. On the hot path, so that
+        it was ready is believed for READY_BELIEVED_S."""
+        now = monotonic()
+        if now < self._ready_until:
+            return
+        progress = self.statistics.progress()
+        if not progress.ready:
+            raise Problem(NOT_READY, progress.detail, more={"progress": progress.partitions})
+        self._ready_until = now + READY_BELIEVED_S
+
+    def check_partitions(self, request: Request) -> None:
+        """Raises InvalidInput where `min_offsets` names a partition that the topic does not have."""
+        if request.min_offsets:
+            check_partitions(request, self.statistics.partitions())
+
+    async def answer(self, requests: Sequence[Request]) -> list[Answer]:
+        """The answers in the requests' order. Raises the problems `overloaded` and `index-behind`."""
+        try:
+            answers = await asyncio.wrap_future(self.engine.submit(requests))
+        except QueueFull:
+            limit = self.loaded.settings.request_queue_max
+            raise Problem(OVERLOADED, f"{limit} requests may wait (setting request_queue_max); try again") from None
+        except IndexBehind as behind:
+            raise Problem(
+                INDEX_BEHIND,
+                "the index did not reach min_offsets within wait_ms; try again, or wait longer",
+                more={"offsets": {partition: position - 1 for partition, position in behind.positions.items()}},
+            ) from None
+        except Stopped:
+            raise Problem(NOT_READY, "the service is stopping") from None
+        for answer in answers:
+            self.metrics.eligible.observe(answer.eligible)
+        return answers
+
+    async def on_engine(self, call: Callable[[Index], T]) -> T:
+        """The result of a call that runs on the engine's thread, between two batches."""
+        try:
+            return await asyncio.wrap_future(self.engine.call(call))
+        except Stopped:
+            raise Problem(NOT_READY, "the service is stopping") from None
+
+    async def index_figures(self) -> dict[str, Any]:
+        """What the index holds and the engine has done, as JSON types."""
+        figures = await self.on_engine(describe)
+        return {**figures, **BACKEND, "engine": self.engine_figures()}
+
+    def engine_figures(self) -> dict[str, Any]:
+        counts = self.engine.statistics
+        return {
+            "queued": self.engine.queued,
+            "requests": counts.requests,
+            "passes": counts.passes,
+            "requests_behind": counts.behind,
+            "events": counts.events,
+            "batches": counts.batches,
+            "apply_s": round(counts.apply_s, 6),
+            "answer_s": round(counts.answer_s, 6),
+        }

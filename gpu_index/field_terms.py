@@ -14,7 +14,8 @@ from gpu_index.targeting import Expression
 from gpu_index.values import Value, Values
 from gpu_index.vocabulary import Key, Vocabulary
 
-_TERMS = (Kind.CATEGORY, Kind.BOOLEAN, Kind.INTEGER, Kind.VERSION)
+_TERMS_ALONE = frozenset({Kind.CATEGORY, Kind.BOOLEAN})
+_TERMS = _TERMS_ALONE | {Kind.INTEGER, Kind.VERSION}
 
 
 class FieldTerms:
@@ -23,6 +24,7 @@ class FieldTerms:
     def __init__(self, schema: Schema, terms_max: int) -> None:
         self.fields = schema.field_list
         self.vocabulary = Vocabulary(len(self.fields), terms_max)
+        self._kinds = [field.kind for field in self.fields]
 
     def intern(self, field: int, value: Key | None) -> int:
         """The term of a value, 0 for None. Raises VocabularyFull."""
@@ -38,19 +40,24 @@ class FieldTerms:
 
     def record(self, fields: Values) -> array[int]:
         """The record of an ad's fields (kernels/program.py); empty where there are none. Raises VocabularyFull."""
-        words = array("I", [0])
-        for field, values in fields.items():
-            kind = self.fields[field].kind
-            terms = [self.intern(field, value) for value in values] if kind in _TERMS else []
-            numbers = numbers_of(kind, values)
-            words.extend((field, len(terms), len(numbers)))
-            words.extend(terms)
-            for number in numbers:
-                words.extend((number & WORD, (number >> 32) & WORD))
-        if len(words) == 1:
+        if not fields:
             return array("I")
+        words = [0]
+        for field, values in fields.items():
+            kind = self._kinds[field]
+            terms: list[int] = []
+            if kind in _TERMS:
+                known = self.vocabulary.terms_of[field]
+                terms = [known.get(value) or self.vocabulary.intern(field, value) for value in values]
+            if kind in _TERMS_ALONE:
+                words += (field, len(terms), 0, *terms)
+                continue
+            numbers = numbers_of(kind, values)
+            words += (field, len(terms), len(numbers), *terms)
+            for number in numbers:
+                words += (number & WORD, (number >> 32) & WORD)
         words[0] = len(words)
-        return words
+        return array("I", words)
 
     def values(self, words: NDArray[np.uint32], at: int) -> Values:
         """The fields of the record at words[at]."""
@@ -70,6 +77,6 @@ class FieldTerms:
 
     def filter(self, expression: Expression) -> NDArray[np.uint32]:
         """A filter as words; values that no ad has are left out."""
-        words = array("I")
-        encode(expression, self.fields, lambda field, value: self.vocabulary.terms_of[field].get(value, 0), words)
+        words: list[int] = []
+        encode(expression, self.fields, self.vocabulary.terms_of, lambda _field, _value: 0, words)
         return np.array(words, np.uint32)

@@ -17,7 +17,7 @@ from gpu_index.schema import ADVERTISER_ID, CAMPAIGN_ID
 from gpu_index.targeting import All
 from gpu_index.terms import TargetingTerms
 from gpu_index.texts import put_text
-from gpu_index.vocabulary import VocabularyFull
+from gpu_index.vocabulary import Key, VocabularyFull
 from gpu_index.zones import Schedule
 from kernels import apply as k
 from kernels.precision import Precision, quantise_rows, row_width, storage_dtype
@@ -44,11 +44,14 @@ class PackedEvents(NamedTuple):
 class Packer:
     """Owned by the writer, as the vocabularies are."""
 
-    def __init__(self, terms: TargetingTerms, fields: FieldTerms, dim: int, gate_dim: int, precision: Precision) -> None:
+    def __init__(
+        self, terms: TargetingTerms, fields: FieldTerms, dim: int, gate_dim: int, precision: Precision
+    ) -> None:
         self.terms, self.fields = terms, fields
         self.dim, self.gate_dim, self.precision = dim, gate_dim, precision
         self.loose: list[int] = []  # terms that a cache let go of
-        self._records: dict[tuple[bytes, bool], tuple[bytes, list[int]]] = {}  # source, from Meta -> record, pinned terms
+        self._records: dict[tuple[bytes, bool], tuple[bytes, list[int]]] = {}  # by source: record, its pinned terms
+        self._nothing_known: list[dict[Key, int]] = [{} for _ in terms.attributes]
         self._seen: set[tuple[bytes, bool]] = set()  # sources met once: the second time they are cached
 
     def pack(self, events: list[AdEvent]) -> PackedEvents:
@@ -63,16 +66,23 @@ class Packer:
                 full.append(i)
                 rows.append(_row(event, k.BAD_EVENT, out))
         words = np.frombuffer(bytes(out), np.uint32) if out else np.zeros(1, np.uint32)
-        embedding, embedding_scale = self._stored(embeddings, self.dim)
-        gate, gate_scale = self._stored(gates, self.gate_dim)
-        vectors = k.Vectors(embedding, embedding_scale, gate, gate_scale)
-        return PackedEvents(np.array(rows, k.EVENT), words, vectors, full)
+        packed = np.array(rows, k.EVENT)
+        embedding, embedding_scale = self._stored(embeddings, self.dim, packed["embedding"])
+        gate, gate_scale = self._stored(gates, self.gate_dim, packed["gate"])
+        return PackedEvents(packed, words, k.Vectors(embedding, embedding_scale, gate, gate_scale), full)
 
-    def _stored(self, vectors: list[NDArray[np.float32]], dim: int) -> tuple[NDArray[np.generic], NDArray[np.float32]]:
+    def _stored(
+        self, vectors: list[NDArray[np.float32]], dim: int, lines: NDArray[np.int64]
+    ) -> tuple[NDArray[np.generic], NDArray[np.float32]]:
+        """The vectors as the index stores them, and their scales; an event's line of nothing but zeros becomes -1."""
         rows = np.zeros((max(len(vectors), 1), row_width(dim, self.precision)), storage_dtype(self.precision))
         scales = np.ones(len(rows), np.float32)
         if vectors:
-            quantise_rows(np.stack(vectors), self.precision, rows, scales)
+            stacked = np.concatenate(vectors).reshape(-1, dim)
+            quantise_rows(stacked, self.precision, rows, scales)
+            given = np.nonzero(lines >= 0)[0]
+            empty = ~np.any(stacked, axis=1, keepdims=True)[lines[given], 0]
+            lines[given[empty]] = -1
         return rows, scales
 
     def _row(
@@ -85,9 +95,7 @@ class Packer:
         targeting = schedule = fields = features = embedding = gate = -1
         from_meta = advertiser = campaign = 0
         if patch.clears_targeting or patch.clears_targeting_meta:
-            sets |= (k.CLEARS_TARGETING if patch.clears_targeting else 0) | (
-                k.CLEARS_META if patch.clears_targeting_meta else 0
-            )
+            sets |= k.CLEARS_TARGETING * patch.clears_targeting | k.CLEARS_META * patch.clears_targeting_meta
             targeting = self._record(EVERYONE, out)
         if patch.targeting is not UNSET:
             sets |= k.SETS_TARGETING
@@ -126,12 +134,14 @@ class Packer:
         key = targeting.source, targeting.from_meta
         cached = self._records.get(key)
         if cached is None:
-            words = array("I", [0, NO_ZONE])
-            encode(targeting.expression, self.terms.attributes, self.terms.intern, words)
+            words = [0, NO_ZONE]
+            terms = self.terms
+            encode(targeting.expression, terms.attributes, terms.vocabulary.terms_of, terms.intern, words)
             words[0] = len(words)
-            out += words.tobytes()
+            record = array("I", words).tobytes()
+            out += record
             if key in self._seen:
-                self._cache(targeting, words.tobytes())
+                self._cache(targeting, record)
             elif len(self._seen) < SEEN_MAX:
                 self._seen.add(key)
             else:
@@ -146,12 +156,12 @@ class Packer:
             self.loose += self.terms.vocabulary.unpin(terms)
         pinned: list[int] = []
 
-        def find(attribute: int, value: object) -> int:
-            term = self.terms.intern(attribute, value)  # type: ignore[arg-type]
+        def find(attribute: int, value: Key) -> int:
+            term = self.terms.intern(attribute, value)
             pinned.append(term)
             return term
 
-        encode(targeting.expression, self.terms.attributes, find, array("I"))
+        encode(targeting.expression, self.terms.attributes, self._nothing_known, find, [])
         self.terms.vocabulary.pin(pinned)
         self._records[targeting.source, targeting.from_meta] = record, pinned
 
@@ -174,8 +184,8 @@ def _put(words: array[int], out: bytearray) -> int:
 
 
 def _add(vector: NDArray[np.float32] | None, vectors: list[NDArray[np.float32]]) -> int:
-    """-> the vector's line, -1 for zeros."""
-    if vector is None or not vector.any():
+    """-> the vector's line, -1 for none."""
+    if vector is None:
         return -1
     vectors.append(vector)
     return len(vectors) - 1

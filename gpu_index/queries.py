@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,30 +15,32 @@ from gpu_index.values import Point, RequestAttributes, Value, request_values
 from kernels.match import SERVICE_CLOCK, Queries
 from kernels.program import RequestFacts
 
+WITHOUT_NUMBERS = frozenset({Kind.CATEGORY, Kind.BOOLEAN, Kind.HOUR_OF_WEEK})
+
 
 class Packed:
     """One request's terms, their attributes, and its numbers with where each attribute's begin."""
 
     def __init__(self, terms: TargetingTerms, schema: Schema, attributes: RequestAttributes, now_us: int) -> None:
-        values = request_values(schema, attributes, now_us)
         count = len(schema.attribute_list)
         schedule = terms.schedule_terms(now_us)
-        ids, owners, numbers = array("I"), array("q"), array("q")
-        starts = np.zeros(count + 1, np.int64)
-        for attribute in schema.attribute_list:
-            given = values.get(attribute.index, ())
-            if given:
-                found = _terms(terms, attribute.index, attribute.kind, given)
-                ids.extend(found)
-                owners.extend([attribute.index] * len(found))
-                _numbers(attribute.kind, given, numbers)
-            starts[attribute.index + 1] = len(numbers)
-        self.terms: NDArray[np.uint32] = np.concatenate([np.array(ids, np.uint32), schedule])
-        self.attribute: NDArray[np.int64] = np.concatenate(
-            [np.array(owners, np.int64), np.full(len(schedule), count, np.int64)]
-        )
+        ids: list[int] = []
+        owners: list[int] = []
+        numbers: list[int] = []
+        self.starts = np.zeros(count + 1, np.int64)
+        for attribute, given in sorted(request_values(schema, attributes, now_us).items()):
+            kind = schema.attribute_list[attribute].kind
+            found = _terms(terms, attribute, kind, given)
+            ids += found
+            owners += [attribute] * len(found)
+            if kind not in WITHOUT_NUMBERS:
+                before = len(numbers)
+                _numbers(kind, given, numbers)
+                self.starts[attribute + 1] = len(numbers) - before
+        np.cumsum(self.starts, out=self.starts)
+        self.terms: NDArray[np.uint32] = np.array(ids + schedule, np.uint32)
+        self.attribute: NDArray[np.int64] = np.array(owners + [count] * len(schedule), np.int64)
         self.numbers: NDArray[np.int64] = np.array(numbers, np.int64)
-        self.starts = starts
 
     def facts(self, terms_max: int) -> RequestFacts:
         """The request by itself, for the interpreter."""
@@ -62,7 +63,7 @@ def _terms(terms: TargetingTerms, attribute: int, kind: Kind, given: Sequence[Va
     return list(found - {0})
 
 
-def _numbers(kind: Kind, given: Sequence[Value], out: array[int]) -> None:
+def _numbers(kind: Kind, given: Sequence[Value], out: list[int]) -> None:
     """Appends the values as the interpreter reads them."""
     for value in given:
         if isinstance(value, Point):
@@ -94,9 +95,9 @@ def queries(packed: Sequence[Packed], own_now_us: Sequence[int | None]) -> Queri
     )
 
 
-def numbers_of(kind: Kind, given: Sequence[Value]) -> array[int]:
+def numbers_of(kind: Kind, given: Sequence[Value]) -> list[int]:
     """The numbers of an ad's field, as a filter reads them."""
-    out = array("q")
+    out: list[int] = []
     _numbers(kind, given, out)
     return out
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from gpu_index.vocabulary import Key
 from kernels import program as ops
 
 FindTerm = Callable[[int, Key], int]  # attribute, value -> term; 0 where there is none and none is to be made
+KnownTerms = Sequence[Mapping[Key, int]]  # [attribute] value -> term
 WORD = 0xFFFFFFFF
 
 
@@ -27,41 +27,47 @@ def float_bits(value: float) -> int:
     return bits
 
 
-def encode(expression: Expression, attributes: Sequence[Attribute], find: FindTerm, words: array[int]) -> None:
-    """Appends the expression's words; `find` gives the term of a value, 0 to leave it out."""
-    match expression:
-        case In(attribute, values):
-            terms = sorted({find(attribute, value) for value in values} - {0})
-            words.append(ops.TERMS | len(terms) << 4)
-            words.append(attribute)
-            words.extend(terms)
-        case All(children) | Any_(children):
-            at = len(words)
-            words.extend((ops.ALL if isinstance(expression, All) else ops.ANY, 0))
-            for child in children:
-                encode(child, attributes, find, words)
-            words[at + 1] = len(words) - at
-        case Not(child):
-            at = len(words)
-            words.extend((ops.NOT, 0))
-            encode(child, attributes, find, words)
-            words[at + 1] = len(words) - at
-        case Between():
-            _encode_between(expression, attributes[expression.attribute].kind, words)
-        case Within(attribute, lat, lon, radius_km):
-            cells = sorted(find(attribute, cell) for cell in cells_within(lat, lon, radius_km))
-            words.extend((ops.CIRCLE | len(cells) << 4, attribute))
-            for number in (*unit_vector(lat, lon), chord_squared(radius_km), lat, lon, radius_km):
-                _put(float_bits(number), words)
-            words.extend(cells)
+def encode(
+    expression: Expression, attributes: Sequence[Attribute], known: KnownTerms, find: FindTerm, words: list[int]
+) -> None:
+    """Appends the expression's words. A value's term is looked up in `known`, then asked of `find`, which gives 0 to
+    leave it out."""
+    kind = type(expression)
+    if kind is In:
+        attribute = expression.attribute  # type: ignore[union-attr]
+        terms_of = known[attribute].get
+        terms = {terms_of(value) or find(attribute, value) for value in expression.values}  # type: ignore[union-attr]
+        terms.discard(0)
+        words += (ops.TERMS | len(terms) << 4, attribute, *sorted(terms))
+    elif kind is All or kind is Any_:
+        at = len(words)
+        words += (ops.ALL if kind is All else ops.ANY, 0)
+        for child in expression.children:  # type: ignore[union-attr]
+            encode(child, attributes, known, find, words)
+        words[at + 1] = len(words) - at
+    elif isinstance(expression, Not):
+        at = len(words)
+        words += (ops.NOT, 0)
+        encode(expression.child, attributes, known, find, words)
+        words[at + 1] = len(words) - at
+    elif isinstance(expression, Between):
+        _encode_between(expression, attributes[expression.attribute].kind, words)
+    else:
+        assert isinstance(expression, Within)
+        lat, lon, radius_km = expression.lat, expression.lon, expression.radius_km
+        cells = sorted(find(expression.attribute, cell) for cell in cells_within(lat, lon, radius_km))
+        words += (ops.CIRCLE | len(cells) << 4, expression.attribute)
+        for number in (*unit_vector(lat, lon), chord_squared(radius_km), lat, lon, radius_km):
+            _put(float_bits(number), words)
+        words += cells
 
 
-def _put(value: int, words: array[int]) -> None:
+def _put(value: int, words: list[int]) -> None:
     words.append(value & WORD)
     words.append((value >> 32) & WORD)
 
 
-def _encode_between(leaf: Between, kind: Kind, words: array[int]) -> None:
+def _encode_between(leaf: Between, kind: Kind, words: list[int]) -> None:
     if kind is Kind.VERSION:
         low, high = leaf.low, leaf.high
         assert isinstance(low, tuple | None) and isinstance(high, tuple | None)
@@ -85,7 +91,7 @@ def _encode_between(leaf: Between, kind: Kind, words: array[int]) -> None:
 def decode(
     words: NDArray[np.uint32], at: int, attributes: Sequence[Attribute], value_of: Callable[[int, int], Value]
 ) -> Expression:
-    """The expression at words[at]; `value_of` gives the value of an attribute's term. Lists come in the order of terms."""
+    """The expression at words[at]; `value_of` gives the value of an attribute's term. Lists are in the order of terms."""
     return _decode(words, at, attributes, value_of)[0]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpu_index.schema import Attribute, Kind, Schema
 from gpu_index.values import Value
@@ -31,7 +30,7 @@ class TargetingTerms:
         ]
         self.zones: dict[str, int] = {}  # schedules' zones -> first of their 168 terms
         self._zone_of: dict[int, str] = {}
-        self._hours: dict[int, NDArray[np.uint32]] = {}
+        self._hours: dict[int, list[int]] = {}
 
     def intern(self, attribute: int, value: Key) -> int:
         """The term of a value. Raises VocabularyFull."""
@@ -68,15 +67,15 @@ class TargetingTerms:
     def zone_name(self, first: int) -> str:
         return self._zone_of[first]
 
-    def schedule_terms(self, now_us: int) -> NDArray[np.uint32]:
+    def schedule_terms(self, now_us: int) -> list[int]:
         """For each zone in use, the term of its hour at `now_us`."""
         second = now_us // 1_000_000
         terms = self._hours.get(second)
         if terms is None:
             if len(self._hours) > 64:
                 self._hours.clear()
-            hours = [first + hour_of_week(zone, now_us) for zone, first in self.zones.items()]
-            terms = self._hours[second] = np.array(hours, np.uint32)
+            terms = [first + hour_of_week(zone, now_us) for zone, first in self.zones.items()]
+            self._hours[second] = terms
         return terms
 
 

@@ -62,7 +62,7 @@ def ads(ads_max: int, targetings_max: int, terms_max: int, words_max: int, dim: 
     assert ads_max % SEGMENT_SLOTS == 0, ads_max
     vector = storage_dtype(precision)
     n, u4, i8 = ads_max, np.uint32, np.int64
-    made = Ads(
+    return Ads(
         extents(targetings_max, n), tables.table(n), pool(words_max), reserve(n, u4), reserve(n, u4), pool(words_max),
         reserve(n, u4), reserve(n, u4), reserve(n, u4), reserve(n, u4), reserve(n, i8), reserve(n, i8),
         reserve(n, np.int32), reserve(n, i8), reserve(n, np.float64), reserve(n, i8), reserve(n, i8),
@@ -72,7 +72,6 @@ def ads(ads_max: int, targetings_max: int, terms_max: int, words_max: int, dim: 
         reserve((n, row_width(gate_dim, precision)), vector), reserve(n, np.float32),
         reserve(terms_max, u4), reserve(terms_max, u4), np.zeros(4, i8),
     )  # fmt: skip
-    return made
 
 
 @njit(nogil=True, cache=True)

@@ -45,23 +45,15 @@ as_f64: Any = intrinsic(_as_f64)
 as_i64: Any = intrinsic(_as_i64)
 
 
-def _count_bits(name: str, extra: tuple[Any, ...]) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        kinds = [word, *(ir.IntType(1) for _ in extra)]
-        function = builder.module.declare_intrinsic(name, (word,), ir.FunctionType(word, kinds))
-        return builder.call(function, [arguments[0], *extra])
+def _lowest_bit(_context: Any, _word: Any) -> Any:
+    """Index of the lowest set bit of a uint64, 64 for 0."""
+    word, flag = ir.IntType(64), ir.IntType(1)
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        function = builder.module.declare_intrinsic("llvm.cttz", (word,), ir.FunctionType(word, [word, flag]))
+        return builder.call(function, [arguments[0], ir.Constant(flag, 0)])
 
     return types.int64(types.uint64), codegen
 
 
-@intrinsic
-def bits_set(typing_context: Any, word: Any) -> Any:
-    """How many bits of a uint64 are set."""
-    return _count_bits("llvm.ctpop", ())
-
-
-@intrinsic
-def lowest_bit(typing_context: Any, word: Any) -> Any:
-    """Index of the lowest set bit of a uint64, 64 for 0."""
-    return _count_bits("llvm.cttz", (ir.Constant(ir.IntType(1), 0),))
+lowest_bit: Any = intrinsic(_lowest_bit)

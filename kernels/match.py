@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from kernels.bits import bits_set, lowest_bit
+from kernels.bits import lowest_bit
 from kernels.extents import CLASS_BITS
 from kernels.memory import reserve
 from kernels.program import RequestFacts, holds, walk_stack
@@ -261,7 +261,9 @@ def _expand_block(v: Any, acc: Any, lo: int, now_us: int, out: Any, n: int) -> i
             start = first
             while True:
                 size = np.int64(1) << np.int64(v.kind[start] & CLASS_BITS)
-                mask = ALL_BITS if size >= 64 else ((np.uint64(1) << np.uint64(size)) - np.uint64(1)) << np.uint64(start & 63)
+                mask = ALL_BITS
+                if size < 64:
+                    mask = ((np.uint64(1) << np.uint64(size)) - np.uint64(1)) << np.uint64(start & 63)
                 for word in range(start >> 6, (start + size + 63) >> 6):
                     bits = (v.live[word] if now_us == SERVICE_CLOCK else _in_time(v, word, now_us)) & mask
                     while bits != 0:

@@ -176,7 +176,7 @@ def _ad_holds(words: Any, p: int, facts: Any) -> bool:
     return False
 
 
-def _leaf_holds(words: Any, p: int, facts: Any) -> bool:
+def _leaf_holds(words: Any, p: int, facts: Any) -> bool:  # noqa: ARG001 — the overload's names
     """Whether the leaf at p is true of the facts; chosen by their type when compiled."""
     raise AssertionError("only in compiled code")
 

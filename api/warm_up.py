@@ -1,0 +1,55 @@
+"""Loads every kernel before the first event and request, so that these wait for no compiler.
+
+The first start on a machine compiles the kernels, which takes a minute or so, and keeps them on disk; later starts read
+them back in a few seconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpu_index.events import (
+    ALWAYS_FROM_US,
+    ALWAYS_UNTIL_US,
+    AdEvent,
+    AdPatch,
+    Batch,
+    EventKind,
+    Outcome,
+    ParsedTargeting,
+)
+from gpu_index.index import Index, Limits
+from gpu_index.schema import ADVERTISER_ID, Schema
+from gpu_index.targeting import All, In
+from gpu_index.values import RequestAttributes
+from kernels.precision import Precision
+from scoring.request import Pathway, Request
+from scoring.retrieve import retrieve
+from scoring.user import User
+
+SMALL = Limits(ads=8192, targetings=8192, terms=8192, expired=64)
+
+
+def warm_up(schema: Schema, dim: int, gate_dim: int, precision: Precision) -> None:
+    """Runs events and requests of every kind through a small index of the same shape."""
+    index = Index(schema, dim=dim, gate_dim=gate_dim, precision=precision, limits=SMALL)
+    patch = AdPatch(
+        advertiser_id="1", campaign_id="1", bid=1.0, paused=False, start_us=ALWAYS_FROM_US, end_us=ALWAYS_UNTIL_US,
+        schedule=None, targeting=ParsedTargeting(b"", All(())), features=b"{}", fields={},
+        embedding=np.ones(dim, np.float32), gate=np.ones(gate_dim, np.float32),
+    )  # fmt: skip
+    events = [
+        AdEvent(EventKind.CREATE, "1", 1, 0, 0, 0, patch=patch),
+        AdEvent(EventKind.MODIFY, "1", 2, 0, 1, 0, patch=AdPatch(bid=2.0)),
+        AdEvent(EventKind.CREATE, "2", 1, 0, 2, 0, patch=patch),
+        AdEvent(EventKind.EXPIRE, "2", 2, 0, 3, 0),
+    ]
+    outcomes = index.apply(Batch(events, {0: 4}, lambda *_: None), 0)
+    assert set(outcomes) == {Outcome.APPLIED}, outcomes
+    user = User(
+        np.ones((1, dim), np.float32), np.ones((1, gate_dim), np.float32), np.zeros(1, np.float32), 1.0, 0.0, 1
+    )
+    pathway = Pathway("main", 10, "value", user, In(ADVERTISER_ID, ("1",)))
+    requests = [Request(RequestAttributes({}), (pathway,), exclude_ads=("2",), now_us=now_us) for now_us in (None, 0)]
+    answers = retrieve(index, requests)
+    assert [len(answer.results) for answer in answers] == [1, 1], answers

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from ingest.config import IngestConfig, IngestConfigError
+
+REPEAT_S = 30.0  # a client that cannot connect says so many times a second
 
 _LOG = logging.getLogger("mirach.kafka")
 
@@ -40,6 +42,28 @@ OnError = Callable[[KafkaError], None]
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
 
 
+class _Repeats(logging.Filter):
+    """Lets what one client has to say of its connections through now and then. librdkafka logs a facility, the
+    client's name and a text; the text of a failed connection differs each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_at: dict[object, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        facility = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        if facility not in ("FAIL", "ERROR"):
+            return True
+        said_at = self._said_at.get(record.args[:2])  # type: ignore[index]
+        if said_at is not None and record.created - said_at < REPEAT_S:
+            return False
+        self._said_at[record.args[:2]] = record.created  # type: ignore[index]
+        return True
+
+
+_LOG.addFilter(_Repeats())
+
+
 def new_consumer(config: IngestConfig, on_error: OnError, on_commit: OnCommit) -> Consumer:
     """Reads committed events only, commits nothing by itself, and never chooses an offset. Raises IngestConfigError."""
     properties = _chosen(config, CONSUMER_DEFAULTS)
@@ -57,9 +81,9 @@ def new_consumer(config: IngestConfig, on_error: OnError, on_commit: OnCommit) -
     return _new(Consumer, properties)
 
 
-def new_producer(config: IngestConfig, on_error: OnError) -> Producer:
-    """Raises IngestConfigError."""
-    properties = _chosen(config, PRODUCER_DEFAULTS)
+def new_producer(config: IngestConfig, on_error: OnError, defaults: Mapping[str, str] = PRODUCER_DEFAULTS) -> Producer:
+    """`defaults`: more of them, or others. Raises IngestConfigError."""
+    properties = _chosen(config, {**PRODUCER_DEFAULTS, **defaults})
     properties |= {"bootstrap.servers": config.bootstrap_servers, "acks": "all", "error_cb": on_error}
     return _new(Producer, properties)
 

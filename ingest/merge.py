@@ -18,7 +18,18 @@ from confluent_kafka import Message
 class Lane:
     """One partition on its way to the engine."""
 
-    __slots__ = ("anchored", "bytes", "end_at_start", "held", "lost", "partition", "paused", "read", "records", "told")
+    __slots__ = (
+        "anchored",
+        "bytes",
+        "end_at_start",
+        "held",
+        "lost_at_look",
+        "partition",
+        "paused",
+        "read",
+        "records",
+        "told",
+    )
 
     def __init__(self, partition: int, start: int, end_at_start: int, anchored: bool) -> None:
         """`start`: the first offset to read. `end_at_start`: where the partition ended when it was taken up.
@@ -31,10 +42,11 @@ class Lane:
             deque()
         )  # received, not yet handed on; with the number of the arrival
         self.bytes = 0  # of `records`
-        self.told: int | None = None  # the position that the engine was last told
+        self.told = start  # the position that the engine was last told
         self.paused = False
         self.held = False  # not read any more: offsets were lost
-        self.lost = False  # the broker does not have the next offset; the next look at the topic says why
+        # the broker does not have the offset to read next: found when this many looks at the topic had begun
+        self.lost_at_look: int | None = None
 
     @property
     def position(self) -> int:
@@ -55,6 +67,12 @@ class Lane:
         message = self.records.popleft()[1]
         self.bytes -= record_bytes(message)
         return message
+
+    def forget(self) -> None:
+        """Drops what was not handed on; it would be read again from here."""
+        self.records.clear()
+        self.bytes = 0
+        self.read = self.told
 
     def order(self, catching_up: bool) -> tuple[int, int, Lane]:
         """What decides whose record is next: the record's timestamp, or when it arrived."""

@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
 import msgspec
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from ingest.config import IngestConfig
@@ -30,14 +30,24 @@ Result = TypeVar("Result")
 class TopicView(msgspec.Struct, frozen=True):
     """The topic at one moment. A partition without a leader has no bounds."""
 
+    look: int  # which look at the topic this was, the first is 1
+    absences: int  # how many looks before it found no such topic
     topic_id: str | None  # None: the broker has no topic ids
     partitions: int
     bounds: dict[int, tuple[int, int]]  # partition -> first offset, end (of what is committed)
 
 
 class TopicWatcher:
-    def __init__(self, config: IngestConfig, admin: AdminClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: IngestConfig,
+        admin: AdminClient,
+        on_problem: Callable[[str | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_problem` is told why a look saw nothing, and None after one that did."""
         self._config = config
+        self._on_problem = on_problem
         self._admin = admin
         self._clock = clock
         self._changed = threading.Condition()
@@ -45,18 +55,15 @@ class TopicWatcher:
         self._stopping = False
         self._logged_at: float | None = None
         self._view: TopicView | None = None
-        self._problem: str | None = None
+        self._problem: str | None = None  # why the last look saw nothing; None if it did
+        self.looks = 0  # how many have begun
+        self.absences = 0  # how many found that there is no such topic
         self._thread = threading.Thread(target=self._run, name="mirach-topic-watcher", daemon=True)
 
     @property
     def view(self) -> TopicView | None:
         """What was seen last: a new object for each look. None until the topic was there."""
         return self._view
-
-    @property
-    def problem(self) -> str | None:
-        """Why the last look saw nothing; None if it did."""
-        return self._problem
 
     def start(self) -> None:
         self._thread.start()
@@ -85,6 +92,7 @@ class TopicWatcher:
                 self._say(error)
             else:
                 self._problem, self._logged_at = None, None
+                self._on_problem(None)
                 with self._changed:
                     self._view = view
                     self._changed.notify_all()
@@ -94,6 +102,7 @@ class TopicWatcher:
             self._changed.notify_all()
 
     def _look(self) -> TopicView:
+        self.looks += 1
         topic = self._config.topic
         asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT_S)
         described = self._result(asked[topic])
@@ -102,6 +111,8 @@ class TopicWatcher:
         ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         topic_id = str(described.topic_id)
         return TopicView(
+            look=self.looks,
+            absences=self.absences,
             topic_id=None if topic_id == NO_TOPIC_ID else topic_id,
             partitions=len(partitions),
             bounds={each: (firsts[each], ends[each]) for each in partitions if each in firsts and each in ends},
@@ -136,8 +147,11 @@ class TopicWatcher:
         if self._stopping:
             return
         problem = error.args[0].str() if isinstance(error, KafkaException) else "timed out"
+        if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self.absences += 1
         now = self._clock()
         if problem != self._problem or self._logged_at is None or now - self._logged_at >= LOG_INTERVAL_S:
             _LOG.warning("waiting for topic %s at %s: %s", self._config.topic, self._config.bootstrap_servers, problem)
             self._logged_at = now
         self._problem = problem
+        self._on_problem(problem)

@@ -9,6 +9,8 @@ import pytest
 
 from tests.shared import SHARED
 
+pytest_plugins = ("tests.kafka",)
+
 _skipped: list[str] = []
 
 

@@ -1,0 +1,128 @@
+"""Ingest as a whole: what the service starts, asks and stops. Three threads (the consumer, the accounting, the topic
+watcher) and librdkafka's own lie behind it; the engine is reached through `sink` alone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import Consumer, KafkaError
+
+from gpu_index.schema import Schema
+from ingest.accounting import Accounting
+from ingest.clients import new_admin, new_consumer, new_producer
+from ingest.commits import Commits
+from ingest.config import IngestConfig
+from ingest.consumer import Reader, Sink
+from ingest.dead_letters import DeadLetters
+from ingest.decode import Decoder
+from ingest.statistics import Progress, Statistics
+from ingest.watch import TopicView, TopicWatcher
+
+COMMIT_WAIT_S = 2.0  # at the end, for the last commit
+POLL_S = 0.05
+
+_LOG = logging.getLogger("mirach.ingest")
+
+
+class Ingest:
+    def __init__(
+        self,
+        config: IngestConfig,
+        schema: Schema,
+        decoder: Decoder,
+        sink: Sink,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`sink(batch, timeout_s) -> bool` takes a batch for the engine; False: no room within that time, it is offered
+        again. Batches without events move positions. Raises IngestConfigError."""
+        self._config = config
+        self.statistics = Statistics(config.topic)
+        self._consumer: Consumer = new_consumer(
+            config, self._on_error, lambda error, partitions: self._commits.on_commit(error, partitions)
+        )
+        self._commits = Commits(config, self._consumer, self.statistics, clock)
+        self._dead_letters = DeadLetters(config, new_producer(config, self._on_error), clock)
+        self._watcher = TopicWatcher(config, new_admin(config, self._on_error), self._on_topic_problem, clock)
+        self._accounting = Accounting(self._dead_letters, self.statistics, clock)
+        self._reader = Reader(
+            config,
+            self._consumer,
+            self._watcher,
+            decoder,
+            self._commits,
+            self._accounting,
+            self._dead_letters,
+            self.statistics,
+            sink,
+            schema.fingerprint,
+        )
+        self._clock = clock
+        self._watching = False
+
+    def look(self, timeout_s: float) -> TopicView | None:
+        """The topic as it is now; None if it was not there within this time. To compare a snapshot's topic id and
+        offsets with before `start`."""
+        if not self._watching:
+            self._watching = True
+            self._watcher.start()
+        return self._watcher.wait(timeout_s)
+
+    def start(self, start_offsets: Mapping[int, int] | None = None) -> None:
+        """Reads on from these offsets (partition -> the next one to read); partitions not named, and all without,
+        from their beginning. Waits for nothing: a topic that is not there yet is waited for in the background."""
+        self.look(0)
+        self._accounting.start()
+        self._reader.start(start_offsets or {})
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Reads no more; then, for at most this long, waits for the engine to apply what it has (so it must still be
+        running), sends the dead letters and commits. What is left is read again by the next start."""
+        self._reader.stop()
+        self._accounting.stop(timeout_s)
+        self._watcher.stop()
+        self._commit_finally()
+        self._dead_letters.close()
+        self._consumer.close()
+
+    def _commit_finally(self) -> None:
+        safe = self.safe_positions()
+        self._commits.commit(safe, self._reader.identity)
+        deadline = self._clock() + COMMIT_WAIT_S
+        while not self._commits.confirmed(safe) and self._clock() < deadline:
+            self._consumer.poll(POLL_S)
+
+    @property
+    def ready(self) -> bool:
+        """Caught up with where the topic ended at start, with no offsets lost that were not accepted."""
+        return self.progress().ready
+
+    @property
+    def failure(self) -> str | None:
+        """Why reading has ended by itself: a fault of ours or a fatal one of the client. The process should end."""
+        return self.statistics.failure
+
+    def progress(self) -> Progress:
+        return self.statistics.progress()
+
+    def partitions(self) -> set[int]:
+        """Those that the topic has, as far as is known."""
+        return self.statistics.partitions()
+
+    def safe_positions(self) -> dict[int, int]:
+        """Partition -> the offset that a snapshot may go up to: all before it is in the index or in the dead-letter
+        topic."""
+        return self._accounting.safe_positions()
+
+    def wait_safe(self, positions: Mapping[int, int], timeout_s: float) -> bool:
+        """Whether a snapshot at these positions may be written, waiting for it at most this long."""
+        return self._accounting.wait_safe(positions, timeout_s)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self.statistics.problem("kafka", error.str())
+
+    def _on_topic_problem(self, problem: str | None) -> None:
+        self.statistics.problem("topic", problem)
+        if problem is None:
+            self.statistics.problem("kafka", None)

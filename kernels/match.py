@@ -20,7 +20,7 @@ from kernels.extents import CLASS_BITS
 from kernels.memory import reserve
 from kernels.program import RequestFacts, holds, walk_stack
 from kernels.rows import BLOCK_WORDS, CHECK_ROW, CONSTRAINED_ROW, STRIDE_PAD_WORDS, USED_ROW
-from kernels.targetings import expression_at, row_words
+from kernels.targetings import row_words
 
 BATCH_MAX = 16  # requests of one pass
 SERVICE_CLOCK = -(2**63)  # in place of a request's own now: the live bits decide
@@ -223,7 +223,7 @@ def _match_block(v: Any, s: Any, plan: Any, r: int, lo: int, acc: Any, one: Any)
 
 @njit(nogil=True, cache=True)
 def _decide(v: Any, facts: Any, lo: int, acc: Any) -> None:
-    """Runs the programs of what is left of a block."""
+    """Runs the open conjuncts of what is left of a block: those that rows do not decide."""
     stack = walk_stack()
     for w in range(BLOCK_WORDS):
         open_ = acc[w] & v.bits[CHECK_ROW, lo + w]
@@ -231,8 +231,12 @@ def _decide(v: Any, facts: Any, lo: int, acc: Any) -> None:
             b = lowest_bit(open_)
             open_ &= open_ - np.uint64(1)
             record = np.int64(v.record[(lo + w) * 64 + b])
-            if not holds(v.words, expression_at(v.words, record), facts, stack):
-                acc[w] &= ~(np.uint64(1) << np.uint64(b))
+            at = record + np.int64(v.words[record])
+            for i in range(at + 1, at + 1 + np.int64(v.words[at])):
+                place = v.words[i]
+                if holds(v.words, record + np.int64(place >> 1), facts, stack) == (place & 1):
+                    acc[w] &= ~(np.uint64(1) << np.uint64(b))
+                    break
 
 
 @njit(nogil=True, cache=True)

@@ -2,8 +2,9 @@
 
 What rows say of a targeting is a necessary condition, derived from its record: a conjunction, attribute by attribute,
 of "one of these values" and "none of these". Where that is all that the record says, rows decide. Where it is not (OR
-across attributes, two lists of one attribute, radii, open ranges), the targeting has its bit in the check row and its
-record is run on what the rows leave. A record always yields the same conditions, so removing needs no second record.
+across attributes, two lists of one attribute, radii, open ranges), the targeting has its bit in the check row, and its
+open conjuncts, whose places are kept behind the record in the pool, are run on what the rows leave. A record always
+yields the same conditions, so removing needs no second record.
 """
 
 from __future__ import annotations
@@ -131,13 +132,15 @@ def _cover(x: Any, words: Any, p: int, out: Any, n: int) -> tuple[int, int, bool
 
 
 @njit(nogil=True, cache=True)
-def conditions(x: Any, words: Any, at: int) -> tuple[Any, Any, bool]:
-    """What rows say of the record at `at`. -> entries (ascending), constrained[attributes + 1], whether a program decides"""
+def conditions(x: Any, words: Any, at: int) -> tuple[Any, Any, Any]:
+    """What rows say of the record at `at`. -> entries (ascending), constrained[attributes + 1], and what is left to a
+    program: the conjuncts that rows do not decide, each as its place from `at` << 1, and 1 where it is negated"""
     size = np.int64(words[at])
     out = np.empty(size + 200 + (size // 6 + 1) * 256, np.uint32)
     entries = np.empty(len(out), np.uint32)
     constrained = np.zeros(len(x.rows.constrained), np.bool_)
-    count, check = 0, False
+    open_conjuncts = np.empty(size, np.uint32)
+    count, open_count = 0, 0
     if words[at + 1] != NO_ZONE:
         constrained[len(constrained) - 1] = True
         for hour in range(168):
@@ -170,12 +173,14 @@ def conditions(x: Any, words: Any, at: int) -> tuple[Any, Any, bool]:
                 n, exact = 0, False
             else:
                 constrained[attribute] = True
-        check = check or not exact
+        if not exact:
+            open_conjuncts[open_count] = np.uint32((p - at) << 1 | np.int64(negated))
+            open_count += 1
         for i in range(n):
             entries[count] = np.uint32(2 * out[i] + np.uint32(negated))
             count += 1
         p = after
-    return _unique(entries, count), constrained, check
+    return _unique(entries, count), constrained, open_conjuncts[:open_count]
 
 
 @njit(nogil=True, cache=True)
@@ -243,10 +248,11 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
     if slot != NO_SLOT:
         return slot
     size = np.int64(words[at])
-    entries, constrained, check = conditions(x, words, at)
+    entries, constrained, open_conjuncts = conditions(x, words, at)
     terms_left = len(x.zeroed) - x.state[ZEROED]
     full = x.state[FREE_COUNT] == 0 and x.state[FRONTIER] == len(x.record)
-    fits = x.records.state[POOL_FRONTIER] + class_words(class_of(size)) <= len(x.records.words)
+    room_for = size + 1 + len(open_conjuncts)
+    fits = x.records.state[POOL_FRONTIER] + class_words(class_of(room_for)) <= len(x.records.words)
     if full or not fits or terms_left < size or not room(x.rows, len(entries), x.state[LIVE]):
         return NO_SLOT
     if x.state[FREE_COUNT] > 0:
@@ -255,9 +261,12 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
     else:
         slot = x.state[FRONTIER]
         x.state[FRONTIER] += 1
-    own = take(x.records, size)
+    own = take(x.records, room_for)
     for i in range(size):
         x.records.words[own + i] = words[at + i]
+    x.records.words[own + size] = np.uint32(len(open_conjuncts))
+    for i in range(len(open_conjuncts)):
+        x.records.words[own + size + 1 + i] = open_conjuncts[i]
     x.record[slot], x.references[slot] = np.uint32(own), np.uint32(0)
     x.state[LIVE] += 1
     tables.insert(x.table, slot, record_hash(words, at))
@@ -267,7 +276,7 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
         if constrained[a]:
             set_bit(x.rows, CONSTRAINED_ROW + a, slot)
             x.rows.constrained[a] += 1
-    if check:
+    if len(open_conjuncts) > 0:
         set_bit(x.rows, CHECK_ROW, slot)
         x.state[PROGRAMS] += 1
     for entry in entries:
@@ -279,7 +288,7 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
 def release(x: Any, slot: int) -> None:
     """Frees a targeting without references: clears what its record says was set."""
     own, words = np.int64(x.record[slot]), x.records.words
-    entries, constrained, check = conditions(x, words, own)
+    entries, constrained, open_conjuncts = conditions(x, words, own)
     x.state[LIVE] -= 1
     for entry in entries:
         remove_entry(x.rows, np.int64(entry), slot, x.state[LIVE], row_words(x))
@@ -288,12 +297,12 @@ def release(x: Any, slot: int) -> None:
             clear_bit(x.rows, CONSTRAINED_ROW + a, slot)
             x.rows.constrained[a] -= 1
     clear_bit(x.rows, USED_ROW, slot)
-    if check:
+    if len(open_conjuncts) > 0:
         clear_bit(x.rows, CHECK_ROW, slot)
         x.state[PROGRAMS] -= 1
     _count_terms(x, words, own, -1)
     tables.remove(x.table, slot)
-    give(x.records, own, np.int64(words[own]))
+    give(x.records, own, np.int64(words[own]) + 1 + len(open_conjuncts))
     x.record[slot] = np.uint32(0)
     x.free[x.state[FREE_COUNT]] = np.uint32(slot)
     x.state[FREE_COUNT] += 1

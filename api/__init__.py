@@ -1,0 +1,1 @@
+"""The process: HTTP, configuration, console, command line, and the wiring of all rooms."""

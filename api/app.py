@@ -28,7 +28,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(InvalidInput, on_invalid_input)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_middleware(Door, metrics=service.metrics)
+    app.add_middleware(Door, service=service)
     return app
 
 

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from ingest.config import OURS
-
 PREFIX = "MIRACH_"
 KAFKA_PREFIX = "MIRACH_KAFKA__"
 MASK = "********"
@@ -43,8 +41,12 @@ NOT_IN_THIS_VERSION = {
 }
 
 
-class ConfigError(Exception):
-    """A setting is wrong; the message is one sentence for the operator."""
+class UserError(Exception):
+    """What the user gave cannot be used; the message is one sentence that says what to do. Exit code 2."""
+
+
+class ConfigError(UserError):
+    """A setting is wrong."""
 
 
 def setting(
@@ -258,6 +260,8 @@ def refuse_unknown(shown: str, name: str, spelt: Mapping[str, str]) -> NoReturn:
 
 def checked_kafka_name(name: str, shown: str) -> str:
     """A librdkafka property that may be passed through; whether librdkafka knows it is said when it is used."""
+    from ingest.config import OURS
+
     if name == "metadata.broker.list":  # librdkafka's other name for it
         name = "bootstrap.servers"
     if name in OURS:

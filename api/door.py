@@ -13,8 +13,8 @@ from time import perf_counter
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.metrics import RequestMetrics
 from api.problems import INTERNAL_ERROR, MEDIA_TYPE, Problem
+from api.service import Service
 
 REQUEST_ID = "mirach.request_id"  # its key in the ASGI scope
 REQUEST_ID_HEADER = b"x-request-id"
@@ -28,9 +28,9 @@ log = logging.getLogger("mirach.http")
 class Door:
     """Wraps an app. An id of the caller's own that is too long or not printable is replaced, not refused."""
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
-        self.metrics = metrics
+        self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,6 +49,8 @@ class Door:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (REQUEST_ID_HEADER, request_id)]
+                if self.service.stopping:  # the client is to go elsewhere
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
@@ -62,7 +64,8 @@ class Door:
             fault = Problem(INTERNAL_ERROR, "this is a fault of the service; its log has the request id")
             await send_problem(fault, scope[REQUEST_ID], send_with_id)
         route = scope.get("route")
-        self.metrics.observe(UNMATCHED_ROUTE if route is None else route.path_format, status, perf_counter() - started)
+        label = UNMATCHED_ROUTE if route is None else route.path_format
+        self.service.metrics.observe(label, status, perf_counter() - started)
 
 
 def request_id_of(scope: Scope) -> bytes:

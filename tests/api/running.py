@@ -26,6 +26,7 @@ from kernels.precision import Precision
 SCHEMA = Schema.load()
 LIMITS = Limits(ads=8192, targetings=4096, terms=2**16, expired=1024)
 PARTITION = 0
+COMPILE_S = 300  # on a machine that has not compiled the kernels yet
 
 
 class Running:
@@ -73,9 +74,9 @@ class Running:
             faults = [event.fault.code for event in decoded if event.fault is not None]
             self.statistics.applied(decoded, outcomes, faults, {PARTITION: self._offset}, now_us)
 
-        assert self.engine.offer(Batch(decoded, {PARTITION: self._offset}, applied), 10)
-        self.engine.call(lambda index: None).result(10)
-        self.engine.call(lambda index: None).result(10)  # calls of a turn come before its events
+        assert self.engine.offer(Batch(decoded, {PARTITION: self._offset}, applied), COMPILE_S)
+        self.engine.call(lambda index: None).result(COMPILE_S)
+        self.engine.call(lambda index: None).result(COMPILE_S)  # calls of a turn come before its events
         return done
 
     def request(self, method: str, address: str, **more: Any) -> httpx.Response:

@@ -1,0 +1,188 @@
+"""`mirach demo`: everything on this machine with nothing installed beside it.
+
+An embedded Kafka, the service, sample ads through the topic into the index, one request answered, and then a live
+stream of creates, modifies and expires until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import httpx
+import msgspec
+
+from api.commands import answer_table, answer_text, err, out
+from api.config import Loaded, UserError
+from api.logs import set_up_logs
+from api.server import Process, Run, ingest_config, listen, runner, wire
+from api.user_errors import as_user_errors
+from bench.ads import requests, stream
+from ingest.embedded import EmbeddedBroker
+from ingest.produce import ProduceError, produce
+
+SEED = 20_261_130
+PARTITIONS = 4
+EVENTS_PER_S = 50
+REQUESTS_TRIED = 50  # to show one that many ads compete for
+K = 10
+WAIT_MS = 60_000  # the first start of a machine compiles the kernels
+READY_POLL_S = 0.05
+READY_S = 300.0
+STATUS_S = 1.0
+
+
+class SampleEvents:
+    """Lines of the sample stream: first the ads, as fast as they are taken; then a live stream at a steady pace."""
+
+    def __init__(self, ads: int, vectors: tuple[int, int]) -> None:
+        self.stopped = threading.Event()
+        self._events = stream(SEED, live=ads, vectors=vectors)
+        self._ads = ads
+
+    def first(self) -> Iterator[bytes]:
+        return map(msgspec.json.encode, islice(self._events, self._ads))
+
+    def live(self) -> Iterator[bytes]:
+        for event in self._events:
+            if self.stopped.wait(1 / EVENTS_PER_S):
+                return
+            yield msgspec.json.encode(event)
+
+
+def demo(loaded: Loaded, *, ads: int, once: bool) -> int:
+    """Runs until Ctrl-C, or with `once` until the one answer is printed. -> exit code. Raises UserError."""
+    if ads < 1:
+        raise UserError(f"--ads must be at least 1, not {ads}")
+    settings = replace(loaded.settings, log_level="warning", wait_ms_max=max(loaded.settings.wait_ms_max, WAIT_MS))
+    set_up_logs(settings)
+    with as_user_errors(), EmbeddedBroker({settings.topic: PARTITIONS, settings.dlq_topic: 1}) as broker:
+        settings = replace(settings, kafka_bootstrap_servers=broker.bootstrap_servers, kafka={})
+        if loaded.sources["port"] == "default" and not is_free(settings.host, settings.port):
+            settings = replace(settings, port=0)
+        process = wire(Loaded(settings, loaded.sources))
+        show = Show(process, ads, once)
+        with runner() as running:
+            try:
+                code = running.run(Run(process).serve(show.run))
+            finally:
+                show.events.stopped.set()
+        return code
+
+
+def is_free(host: str, port: int) -> bool:
+    try:
+        listen(host, port).close()
+    except UserError:
+        return False
+    return True
+
+
+class Show:
+    """What the demo does beside the running service."""
+
+    def __init__(self, process: Process, ads: int, once: bool) -> None:
+        settings = process.service.loaded.settings
+        self.process = process
+        self.once = once
+        self.events = SampleEvents(ads, (settings.dim, settings.gate_dim))
+        self._settings = settings
+        self._ads = ads
+        self._failure: str | None = None
+
+    async def run(self, run: Run) -> None:
+        """The show, from the first line to the live stream. Ends the service where that is the end of it."""
+        settings = self._settings
+        try:
+            out.print(f"[bold]Mirach[/] on this machine: embedded Kafka at {settings.kafka_bootstrap_servers}, "
+                      f"service at {self.process.address}")  # fmt: skip
+            began = time.perf_counter()
+            with err.status("starting (the first time on a machine, kernels are compiled: about a minute)"):
+                await self.wait_ready()
+            with err.status(f"{self._ads:,} sample ads into topic {settings.topic}"):
+                offsets = await asyncio.to_thread(produce, self.events.first(), ingest_config(settings))
+            request, answer = await self.ask(offsets)
+            out.print(f"{self._ads:,} sample ads went through the topic into the index in "
+                      f"{time.perf_counter() - began:.1f} s. One request, and its answer:\n")  # fmt: skip
+            out.print_json(msgspec.json.encode(shortened(request)).decode(), indent=None)
+            out.print(answer_table(answer))
+            out.print(answer_text(answer) + "\n")
+        except (ProduceError, httpx.HTTPError) as error:
+            raise UserError(str(error)) from error
+        if self.once:
+            run.stop()
+            return
+        self.print_addresses()
+        await self.stream_live()
+
+    async def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while not self.process.service.statistics.progress().ready:
+            if time.monotonic() > deadline:
+                raise UserError(f"not ready: {self.process.service.statistics.progress().detail}")
+            await asyncio.sleep(READY_POLL_S)
+
+    async def ask(self, offsets: dict[int, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A request that several ads compete for, and its answer, which includes every event up to the offsets."""
+        settings = self._settings
+        tried = list(requests(SEED, REQUESTS_TRIED, k=K, vectors=(settings.dim, settings.gate_dim, settings.experts)))
+        min_offsets = {str(partition): offset for partition, offset in offsets.items()}
+        batch = [{**request, "min_offsets": min_offsets, "wait_ms": WAIT_MS} for request in tried]
+        async with httpx.AsyncClient(base_url=self.process.address, timeout=WAIT_MS / 1000 + 30) as client:
+            response = await client.post("/v1/retrieve/batch", json=batch)
+            answers = response.json()
+            if response.status_code != 200:
+                raise UserError(f"the service answers {answers.get('type')}: {answers.get('detail')}")
+            best = max(range(len(tried)), key=lambda position: answers[position]["eligible"])
+            answer = (await client.post("/v1/retrieve", json=batch[best])).json()
+        return tried[best], answer
+
+    def print_addresses(self) -> None:
+        address = self.process.address
+        out.print(f"[bold]Console[/]  {address}/console\n[bold]API[/]      {address}/docs\n")
+        out.print("A live stream of creates, modifies and expires runs until Ctrl-C. Ask yourself:")
+        out.print(f"  curl -s {address}/v1/retrieve -H 'content-type: application/json' "
+                  "-d '{\"attributes\": {\"geo.country\": \"US\", \"age\": 34}, \"k\": 3}'\n",
+                  markup=False, soft_wrap=True)  # fmt: skip
+
+    async def stream_live(self) -> None:
+        """Events at a steady pace from a thread of their own, and a line that says how it stands."""
+        producer = threading.Thread(target=self._produce, name="mirach-demo-stream", daemon=True)
+        producer.start()
+        with err.status("") as status:
+            while producer.is_alive() and not self.process.service.stopping:
+                status.update(self.standing())
+                await asyncio.sleep(STATUS_S)
+        if self._failure is not None and not self.process.service.stopping:
+            raise UserError(self._failure)
+
+    def standing(self) -> str:
+        service = self.process.service
+        snapshot = service.statistics.snapshot(time.time_ns() // 1000)
+        p50_ms, p99_ms = (snapshot["freshness"]["produce_time"][name] for name in ("p50_ms", "p99_ms"))
+        fresh = "" if p50_ms is None else f", searchable after {p50_ms:.0f} ms (p99 {p99_ms:.0f} ms)"
+        return (
+            f"{self.process.engine.index.count:,} ads, {snapshot['events']:,} events{fresh}, "
+            f"{self.process.engine.statistics.requests:,} requests"
+        )
+
+    def _produce(self) -> None:
+        try:
+            produce(self.events.live(), ingest_config(self._settings))
+        except ProduceError as error:
+            self._failure = str(error)
+
+
+def shortened(request: dict[str, Any]) -> dict[str, Any]:
+    """A request as a person may want to read it: vectors as their size."""
+    user = request.get("user")
+    if user is None:
+        return request
+    sizes = {name: f"… {len(value)} × {len(value[0])}" if isinstance(value[0], list) else f"… {len(value)}"
+             for name, value in user.items()}  # fmt: skip
+    return {**request, "user": sizes}

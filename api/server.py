@@ -1,0 +1,264 @@
+"""The process: everything wired together, served, and brought to an orderly end.
+
+Three parties: the event loop on the main thread answers HTTP, the engine's thread owns the index, ingest's threads
+read Kafka. At SIGTERM: not ready at once; for `drain_s` everything goes on as before, so that load balancers can
+notice; then no new connections, every answer closes its connection, and when all is answered ingest commits, the
+engine ends and the process exits 0. A second signal exits at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import uvicorn
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.config import ConfigError, Loaded, Settings
+from api.engine import Engine
+from api.logs import set_up_logs
+from api.requests import RequestParser
+from api.service import Service
+from api.user_errors import as_user_errors
+from api.warm_up import warm_up
+from gpu_index.index import Index, Limits
+from gpu_index.schema import Schema
+from ingest.config import IngestConfig
+from ingest.decode import Decoder
+from ingest.meta import compile_meta
+from ingest.places import Places
+from ingest.source import Ingest
+from kernels.precision import Precision
+
+LINGER_S = 1.0  # for clients that hold a connection open between requests: their next answer closes it
+INGEST_STOP_S = 10.0
+WATCH_S = 0.5
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+
+log = logging.getLogger("mirach.server")
+
+
+@dataclass(slots=True)
+class Process:
+    """What one process is made of."""
+
+    service: Service
+    engine: Engine
+    ingest: Ingest
+    app: FastAPI
+    listener: socket.socket
+
+    @property
+    def address(self) -> str:
+        host, port = self.listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def wire(loaded: Loaded) -> Process:
+    """Everything put together and listening, nothing running yet.
+
+    Raises UserError: the port is taken, or a file, a Kafka property or the capacity cannot be used.
+    """
+    with as_user_errors():
+        return wire_parts(loaded, listen(loaded.settings.host, loaded.settings.port))
+
+
+def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
+    settings = loaded.settings
+    schema = Schema.load(settings.schema)
+    places = None if settings.places is None else Places.load(settings.places)
+    index = Index(
+        schema,
+        dim=settings.dim,
+        gate_dim=settings.gate_dim,
+        precision=Precision(settings.precision),
+        limits=Limits(ads=settings.ads_max, targetings=settings.targetings_max),
+        expired_versions_s=settings.expired_versions_s,
+    )
+    engine = Engine(index, clock_us=clock_us, requests_max=settings.request_queue_max)
+    decoder = Decoder(
+        schema,
+        dim=settings.dim,
+        gate_dim=settings.gate_dim,
+        compile_meta=partial(compile_meta, places=places),
+        event_bytes_max=settings.event_bytes_max,
+    )
+    ingest = Ingest(ingest_config(settings), schema, decoder, engine.offer)
+    service = Service(loaded, schema, RequestParser.of(schema, settings), engine, ingest.statistics)
+    return Process(service, engine, ingest, create_app(service), listener)
+
+
+def ingest_config(settings: Settings) -> IngestConfig:
+    return IngestConfig(
+        bootstrap_servers=settings.kafka_bootstrap_servers,
+        topic=settings.topic,
+        dlq_topic=settings.dlq_topic,
+        properties=settings.kafka,
+        group_id=settings.group_id,
+        on_gap=settings.on_gap,
+        buffer_events_max=settings.buffer_events_max,
+        dead_letters_max=settings.dead_letters_max,
+    )
+
+
+def clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything else is done: a port that is taken is said at once. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on host {host}: {error.strerror}") from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: ours stop the whole process in order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Run:
+    """One run of a process, from start to exit code."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.settings = process.service.loaded.settings
+        self.exit_code = 0
+        self._stopping: asyncio.Task[None] | None = None
+        self._raised: Exception | None = None
+        self._http = HttpServer(
+            uvicorn.Config(
+                process.app,
+                lifespan="off",
+                ws="none",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=self.settings.wait_ms_max // 1000 + 5,
+            )
+        )
+
+    async def serve(self, beside: Callable[[Run], Awaitable[None]] | None = None) -> int:
+        """Serves until a signal or a failure. `beside` runs along: what it raises ends the service and is raised, its
+        plain end changes nothing. -> exit code"""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.on_signal, number)
+        process = self.process
+        process.engine.start()
+        process.engine.call(timed_warm_up).add_done_callback(say_failure)
+        process.ingest.start()
+        log.info("listening on %s, backend cpu, precision %s", process.address, self.settings.precision)
+        watch = asyncio.create_task(self._watch())
+        companion = asyncio.create_task(self._accompany(beside))
+        try:
+            await self._http.serve(sockets=[process.listener])
+        finally:
+            watch.cancel()
+            companion.cancel()
+            await asyncio.to_thread(process.ingest.stop, INGEST_STOP_S)
+            await asyncio.to_thread(process.engine.stop, INGEST_STOP_S)
+        if self._raised is not None:
+            raise self._raised
+        log.info("stopped, exit code %d", self.exit_code)
+        return self.exit_code
+
+    async def _accompany(self, beside: Callable[[Run], Awaitable[None]] | None) -> None:
+        try:
+            if beside is not None:
+                await beside(self)
+        except Exception as error:
+            self._raised = error
+            self.stop(exit_code=1)
+
+    def on_signal(self, number: int) -> None:
+        if self._stopping is not None:
+            os._exit(128 + number)
+        log.info("%s: stopping", signal.Signals(number).name)
+        self.stop()
+
+    def stop(self, exit_code: int = 0) -> None:
+        """Begins an orderly end."""
+        if self._stopping is None:
+            self.process.service.stopping = True
+            self.exit_code = exit_code
+            self._stopping = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Time for load balancers; then no new connections, and a moment for those between two requests."""
+        await asyncio.sleep(self.settings.drain_s)
+        for server in self._http.servers:
+            server.close()
+        deadline = time.monotonic() + LINGER_S
+        while self._http.server_state.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        self._http.should_exit = True
+
+    async def _watch(self) -> None:
+        """Ends the process when one of its parties has ended by itself: a supervisor starts it again."""
+        while True:
+            failure = self.process.ingest.failure
+            if failure is None and not self.process.engine.alive and not self.process.service.stopping:
+                failure = "the engine's thread has ended"
+            if failure is not None:
+                log.critical("stopping: %s", failure)
+                self.stop(exit_code=1)
+                return
+            await asyncio.sleep(WATCH_S)
+
+
+def timed_warm_up(index: Index) -> None:
+    """On the engine's thread, before its first events."""
+    began = time.perf_counter()
+    warm_up(index.schema, index.dim, index.gate_dim, index.precision)
+    log.info("kernels are loaded after %.1f s", time.perf_counter() - began)
+
+
+def say_failure(warmed: Future[None]) -> None:
+    error = warmed.exception()
+    if error is not None:
+        log.error("the kernels could not be warmed up", exc_info=error)
+
+
+def serve(loaded: Loaded) -> int:
+    """`mirach serve`. Raises UserError."""
+    set_up_logs(loaded.settings)
+    process = wire(loaded)
+    with runner() as running:
+        return running.run(Run(process).serve())
+
+
+def runner() -> asyncio.Runner:
+    """A runner on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # not for Windows
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)

@@ -72,6 +72,25 @@ def events(
         yield {"type": "create", "ad_id": ad_id(number), "version": 1, "event_time": event_time, "ad": ad}
 
 
+def changes(
+    seed: int, n: int, existing: int, *, vectors: tuple[int, int] | None = None, now: datetime = EPOCH
+) -> Iterator[Json]:
+    """`n` events, each of another one of the ads that `events` made `existing` of: three in five a modify, one a whole
+    new ad in its place, one an expire."""
+    assert n <= existing, (n, existing)
+    rng = default_rng(seed + 3_000_017)
+    fresh = ads(seed + 1, n, vectors=vectors, now=now)
+    event_time = rfc3339(now)
+    for number, draw in zip(rng.permutation(existing)[:n].tolist(), rng.random(n).tolist(), strict=True):
+        event: Json = {"ad_id": ad_id(number), "version": 2, "event_time": event_time}
+        if draw < 0.2:
+            yield {"type": "expire", **event}
+        elif draw < 0.4:
+            yield {"type": "create", **event, "ad": next(fresh)}
+        else:
+            yield {"type": "modify", **event, "ad": _patch(rng, next(fresh))}
+
+
 def ad_id(number: int) -> str:
     """The id of the `number`th ad: 18 digits, spread as ids of a real system are."""
     return str(AD_ID_FIRST + number * 7_919)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from datetime import datetime
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -13,10 +14,12 @@ from bench.ads import events
 CHUNK = 2_000  # events sent at once
 
 
-def _send_events(pipe: Connection, seed: int, n: int, campaigns: bool, vectors: tuple[int, int] | None) -> None:
+def _send_events(
+    pipe: Connection, seed: int, n: int, campaigns: bool, vectors: tuple[int, int] | None, now: datetime
+) -> None:
     encode = msgspec.json.Encoder().encode
     chunk: list[tuple[str, bytes]] = []
-    for event in events(seed, n, campaigns=campaigns, vectors=vectors):
+    for event in events(seed, n, campaigns=campaigns, vectors=vectors, now=now):
         chunk.append((event["ad_id"], encode(event)))
         if len(chunk) == CHUNK:
             pipe.send_bytes(msgspec.msgpack.encode(chunk))
@@ -25,11 +28,13 @@ def _send_events(pipe: Connection, seed: int, n: int, campaigns: bool, vectors: 
     pipe.close()
 
 
-def feed(seed: int, n: int, *, campaigns: bool, vectors: tuple[int, int] | None) -> Iterator[list[tuple[bytes, bytes]]]:
+def feed(
+    seed: int, n: int, *, campaigns: bool, vectors: tuple[int, int] | None, now: datetime
+) -> Iterator[list[tuple[bytes, bytes]]]:
     """Lists of (key, value), `n` in all."""
     here, there = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("spawn")
-    maker = context.Process(target=_send_events, args=(there, seed, n, campaigns, vectors), daemon=True)
+    maker = context.Process(target=_send_events, args=(there, seed, n, campaigns, vectors, now), daemon=True)
     maker.start()
     there.close()
     decode = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode

@@ -1,16 +1,20 @@
 """An HTTP client that is quicker than what it measures: bodies made beforehand, raw sockets, one process of its own.
 
-Each connection sends its next request when it has the answer to the last (a closed loop): what is measured is the
-time from the last byte sent to the last byte received, and how many answers all of them get in a second.
+Each connection sends its next request when it has the answer to the last: how many answers they get in a second is
+what the service can do. With a rate, a request is due at its time whatever became of the one before, and is timed from
+then, so that a stall counts for every request that it held up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 
@@ -28,13 +32,39 @@ def http_request(port: int, path: str, body: bytes) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def drive(port: int, bodies: Sequence[bytes], *, connections: int, seconds: float, path: str = "/v1/retrieve") -> Load:
-    """Sends the bodies round and round on so many connections for so long."""
+def drive(
+    port: int, bodies: Sequence[bytes], *, connections: int, seconds: float, rate: float | None = None,
+    path: str = "/v1/retrieve",
+) -> Load:  # fmt: skip
+    """Sends the bodies round and round on so many connections for so long. `rate`: so many requests a second in all,
+    each timed from when it was due; None: as many as are answered."""
     messages = [http_request(port, path, body) for body in bodies]
-    return asyncio.run(_drive(port, messages, connections, seconds))
+    pause_s = 0.0 if rate is None else connections / rate
+    return asyncio.run(_drive(port, messages, connections, seconds, pause_s))
 
 
-async def _drive(port: int, messages: Sequence[bytes], connections: int, seconds: float) -> Load:
+def in_a_process(arguments: tuple[int, Sequence[bytes]], options: dict[str, Any]) -> Callable[[], Load]:
+    """Starts `drive` in a process of its own; the result waits for it."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    client = multiprocessing.get_context("spawn").Process(target=_report, args=(there, arguments, options), daemon=True)
+    client.start()
+    there.close()
+    here.recv_bytes()  # it has been imported: what follows is measured
+
+    def result() -> Load:
+        load = Load(*msgspec.json.decode(here.recv_bytes()))
+        client.join()
+        return load
+
+    return result
+
+
+def _report(pipe: Connection, arguments: tuple[int, Sequence[bytes]], options: dict[str, Any]) -> None:
+    pipe.send_bytes(b"begun")
+    pipe.send_bytes(msgspec.json.encode(drive(*arguments, **options)))
+
+
+async def _drive(port: int, messages: Sequence[bytes], connections: int, seconds: float, pause_s: float) -> Load:
     latencies: list[float] = []
     refused = 0
     start = time.perf_counter()
@@ -44,13 +74,20 @@ async def _drive(port: int, messages: Sequence[bytes], connections: int, seconds
         nonlocal refused
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
         position = number * 7919 % len(messages)
+        due = start + pause_s * number / connections
         try:
-            while (sent := time.perf_counter()) < deadline:
+            while True:
+                if pause_s:
+                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                sent = due if pause_s else time.perf_counter()
+                if sent >= deadline:
+                    return
                 writer.write(messages[position])
                 status = await _read_answer(reader)
                 latencies.append(time.perf_counter() - sent)
                 refused += status != 200
                 position = (position + 1) % len(messages)
+                due += pause_s
         finally:
             writer.close()
 

@@ -188,7 +188,7 @@ class _VectorReader:
     def __init__(self, path: str, width: int) -> None:
         self._path = path
         self._width = width
-        self._pack = struct.Struct(f"{width}f").pack  # unlike NumPy's, this conversion refuses what float32 cannot hold
+        self._pack = struct.Struct(f"={width}f").pack  # "=": this conversion refuses what float32 cannot hold
 
     def read(self, given: list[float] | UnsetType | None, create: bool) -> NDArray[np.float32] | UnsetType | None:
         if given is None or given is UNSET:

@@ -4,6 +4,7 @@ watcher) and librdkafka's own lie behind it; the engine is reached through `sink
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -21,6 +22,7 @@ from ingest.statistics import Progress, Statistics
 from ingest.watch import TopicView, TopicWatcher
 
 COMMIT_WAIT_S = 2.0  # at the end, for the last commit
+CLOSE_WAIT_S = 3.0
 POLL_S = 0.05
 
 _LOG = logging.getLogger("mirach.ingest")
@@ -84,7 +86,7 @@ class Ingest:
         self._watcher.stop()
         self._commit_finally()
         self._dead_letters.close()
-        self._consumer.close()
+        self._close_consumer()
 
     def _commit_finally(self) -> None:
         safe = self.safe_positions()
@@ -92,6 +94,14 @@ class Ingest:
         deadline = self._clock() + COMMIT_WAIT_S
         while not self._commits.confirmed(safe) and self._clock() < deadline:
             self._consumer.poll(POLL_S)
+
+    def _close_consumer(self) -> None:
+        """Without a broker, closing waits a minute for commits that nobody will answer: the process need not."""
+        closing = threading.Thread(target=self._consumer.close, name="mirach-consumer-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_WAIT_S)
+        if closing.is_alive():
+            _LOG.warning("the Kafka consumer does not close, no broker answers; left to the end of the process")
 
     @property
     def ready(self) -> bool:

@@ -149,8 +149,16 @@ class ApacheKafka(Broker):
         command = [str(self._script), "start", str(self._folder)]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=START_S).stdout.strip()
 
+    @property
+    def _pid(self) -> int:
+        return int((self._folder / "pid").read_text())
+
+    @property
+    def runs(self) -> bool:
+        return _runs(self._pid)
+
     def stop(self, kill: bool = False) -> None:
-        pid = int((self._folder / "pid").read_text())
+        pid = self._pid
         os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
         until(lambda: not _runs(pid), "Apache Kafka ends", STOP_S)
 

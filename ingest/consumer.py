@@ -142,7 +142,10 @@ class Reader:
         for partition in new:
             begins_at, end = view.bounds[partition]
             start = self._start_offsets.get(partition)
-            lane = Lane(partition, begins_at if start is None else start, end, anchored=start is not None)
+            first_offset = begins_at if start is None else start
+            # one that comes to a service at work is read as it arrives: nothing waits for its records
+            end_at_start = first_offset if self._statistics.caught_up else end
+            lane = Lane(partition, first_offset, end_at_start, anchored=start is not None)
             if start is None and begins_at > 0:
                 _LOG.warning("partition %d begins at offset %d: events before it are gone", partition, begins_at)
             fresh_from = end if first else lane.read

@@ -155,6 +155,11 @@ class Statistics:
             self._problems["failure"] = failure
 
     @property
+    def caught_up(self) -> bool:
+        """Whether it has ever reached where the topic ended at start."""
+        return self._caught_up
+
+    @property
     def failure(self) -> str | None:
         """Why a thread of ingest ended; None while all of them run."""
         return self._failure

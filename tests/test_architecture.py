@@ -38,6 +38,7 @@ PACKAGES = {
     "torch": {"scoring"},
     "confluent_kafka": {"ingest"},
     "fastapi": {"api"},
+    "fastapi_offline": {"api"},
     "starlette": {"api"},
     "pydantic": {"api"},
     "uvicorn": {"api"},

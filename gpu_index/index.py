@@ -129,14 +129,16 @@ class Index:
     def _give_back(self) -> None:
         """Terms that nothing refers to leave the vocabularies."""
         t, a = self.targetings, self.ads
-        loose = t.zeroed[: t.state[targetings_.ZEROED]].tolist() + self.terms.vocabulary.fresh + self.packer.loose
+        zeroed = t.zeroed[: t.state[targetings_.ZEROED]]
+        t.is_zeroed[zeroed] = False
         t.state[targetings_.ZEROED] = 0
-        for term in loose:
+        for term in zeroed.tolist() + self.terms.vocabulary.fresh + self.packer.loose:
             if t.term_references[term] == 0:
                 self.terms.vocabulary.release(term)
-        loose = a.field_zeroed[: a.state[ads_.FIELDS_ZEROED]].tolist() + self.fields.vocabulary.fresh
+        zeroed = a.field_zeroed[: a.state[ads_.FIELDS_ZEROED]]
+        a.field_is_zeroed[zeroed] = False
         a.state[ads_.FIELDS_ZEROED] = 0
-        for term in loose:
+        for term in zeroed.tolist() + self.fields.vocabulary.fresh:
             if a.field_references[term] == 0:
                 self.fields.vocabulary.release(term)
         self.terms.vocabulary.fresh.clear()

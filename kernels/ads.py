@@ -53,7 +53,8 @@ class Ads(NamedTuple):
     gate: NDArray[Any]  # [slot, width of gate_dim]
     gate_scale: NDArray[np.float32]  # [slot]
     field_references: NDArray[np.uint32]  # [field term] ads
-    field_zeroed: NDArray[np.uint32]  # field terms that lost their last ad
+    field_zeroed: NDArray[np.uint32]  # field terms that lost their last ad, each once
+    field_is_zeroed: NDArray[np.bool_]  # [field term] in `field_zeroed`
     state: NDArray[np.int64]  # ads, paused, with a zero embedding, zeroed field terms
 
 
@@ -70,7 +71,7 @@ def ads(ads_max: int, targetings_max: int, terms_max: int, words_max: int, dim: 
         np.full(n // SEGMENT_SLOTS, NEVER_US, i8),
         reserve((n, row_width(dim, precision)), vector), reserve(n, np.float32),
         reserve((n, row_width(gate_dim, precision)), vector), reserve(n, np.float32),
-        reserve(terms_max, u4), reserve(terms_max, u4), np.zeros(4, i8),
+        reserve(terms_max, u4), reserve(terms_max, u4), reserve(terms_max, np.bool_), np.zeros(4, i8),
     )  # fmt: skip
 
 
@@ -121,7 +122,8 @@ def _count(a: Any, term: np.uint32, step: int) -> None:
     if term == 0:
         return
     a.field_references[term] = np.uint32(np.int64(a.field_references[term]) + step)
-    if a.field_references[term] == 0:
+    if a.field_references[term] == 0 and not a.field_is_zeroed[term]:
+        a.field_is_zeroed[term] = True
         a.field_zeroed[a.state[FIELDS_ZEROED]] = term
         a.state[FIELDS_ZEROED] += 1
 

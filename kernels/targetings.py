@@ -63,7 +63,8 @@ class Targetings(NamedTuple):
     free: NDArray[np.uint32]  # a stack of free slots
     state: NDArray[np.int64]  # frontier, free slots, live, with a program, zeroed terms
     term_references: NDArray[np.uint32]  # [term] targetings
-    zeroed: NDArray[np.uint32]  # terms that lost their last targeting, to be given back
+    zeroed: NDArray[np.uint32]  # terms that lost their last targeting, each once, to be given back
+    is_zeroed: NDArray[np.bool_]  # [term] in `zeroed`
     domain: NDArray[np.int64]  # [attribute, 3] first term, least and greatest value of a small integer attribute; term 0: none
 
 
@@ -74,7 +75,7 @@ def targetings(targetings_max: int, terms_max: int, domain: NDArray[np.int64], r
         reserve(targetings_max, np.uint32), reserve(targetings_max, np.uint32),
         np.zeros(targetings_max // (64 * BLOCK_WORDS) + 1, np.int64), tables.table(targetings_max),
         reserve(targetings_max, np.uint32), np.zeros(5, np.int64), reserve(terms_max, np.uint32),
-        reserve(terms_max, np.uint32), domain,
+        reserve(terms_max, np.uint32), reserve(terms_max, np.bool_), domain,
     )  # fmt: skip
 
 
@@ -208,7 +209,8 @@ def _count_terms(x: Any, words: Any, at: int, step: int) -> None:
             for i in range(after - np.int64(words[p] >> 4), after):
                 t = words[i]
                 x.term_references[t] = np.uint32(np.int64(x.term_references[t]) + step)
-                if x.term_references[t] == 0:
+                if x.term_references[t] == 0 and not x.is_zeroed[t]:
+                    x.is_zeroed[t] = True
                     x.zeroed[x.state[ZEROED]] = t
                     x.state[ZEROED] += 1
         p = after
@@ -249,11 +251,10 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
         return slot
     size = np.int64(words[at])
     entries, constrained, open_conjuncts = conditions(x, words, at)
-    terms_left = len(x.zeroed) - x.state[ZEROED]
     full = x.state[FREE_COUNT] == 0 and x.state[FRONTIER] == len(x.record)
     room_for = size + 1 + len(open_conjuncts)
     fits = x.records.state[POOL_FRONTIER] + class_words(class_of(room_for)) <= len(x.records.words)
-    if full or not fits or terms_left < size or not room(x.rows, len(entries), x.state[LIVE]):
+    if full or not fits or not room(x.rows, len(entries), x.state[LIVE]):
         return NO_SLOT
     if x.state[FREE_COUNT] > 0:
         x.state[FREE_COUNT] -= 1

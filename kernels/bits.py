@@ -1,4 +1,4 @@
-"""The bits of a number as a number of another type, for kernels."""
+"""What kernels need of the processor and numba does not offer: a number's bits as another type, an atomic counter."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ def _as_i64(_context: Any, _value: Any) -> Any:
     return _bitcast(types.float64, types.int64)
 
 
+def _fetch_add(_context: Any, counter: Any, _count: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
+        pointer = context.make_array(sig.args[0])(context, builder, arguments[0]).data
+        return builder.atomic_rmw("add", pointer, arguments[1], "monotonic")
+
+    return types.int64(counter, types.int64), codegen
+
+
 as_f32: Any = intrinsic(_as_f32)
 as_u32: Any = intrinsic(_as_u32)
 as_f64: Any = intrinsic(_as_f64)
@@ -57,3 +65,4 @@ def _lowest_bit(_context: Any, _word: Any) -> Any:
 
 
 lowest_bit: Any = intrinsic(_lowest_bit)
+fetch_add: Any = intrinsic(_fetch_add)  # (int64 array, count): adds to its first element at once; returns what it was

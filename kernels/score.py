@@ -1,6 +1,6 @@
 """The score of contract section 4 for the survivors of a match, over row-major columns of ads.
 
-Survivors are taken in blocks by the threads, and in a block LANES at a time, each an ad in a lane of its own:
+Threads take survivors in blocks, and in a block LANES at a time, each an ad in a lane of its own:
 1. their rows are transposed into a tile, and the tile multiplied with the experts; the same for the gate (dots.py);
 2. gate logits, softmax, mixture and logistic function are made in float64 (lanes.py, exp.py), in which every finite
    float32 input has a finite result, so there is no second way for extreme ones.
@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 
+from kernels.bits import fetch_add
 from kernels.dots import dot_products, load_tile, prefetch_rows
 from kernels.exp import exp_not_positive, logistic
 from kernels.lanes import LANES, at_least, broadcast, gather, load, maximum, store
@@ -25,6 +26,7 @@ EXPERTS_MAX = 16
 COLUMN_GROUP = 4  # experts whose dot products are made together
 DIM_MAX = 1024  # of embeddings, and of gate vectors
 BLOCK_ADS = 1024  # what a thread takes at a time
+ONE_THREAD_BLOCKS_MAX = 16
 PREFETCH_ADS = 4 * LANES  # how far ahead rows are asked for
 
 
@@ -122,14 +124,28 @@ def score(
     for array in (*columns, *users, slots, job_start, out):
         assert array.flags.c_contiguous, array.strides  # another layout would be compiled for, while the caller waits
     if len(slots):
-        _score(columns, slots, job_start, users, out)
+        _score(columns, slots, job_start, users, out, get_num_threads(), np.zeros(1, np.int64))
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _score(columns: Any, slots: Any, job_start: Any, users: Any, out: Any) -> None:
-    for block in prange((len(slots) + BLOCK_ADS - 1) // BLOCK_ADS):
+def _score(columns: Any, slots: Any, job_start: Any, users: Any, out: Any, threads: int, taken: Any) -> None:
+    """`taken` counts blocks: each thread takes the next one when it is done, so that a thread whose core has other work
+    to do holds up none. A few blocks are not worth waking threads for: where cores are busy that takes milliseconds."""
+    blocks = (len(slots) + BLOCK_ADS - 1) // BLOCK_ADS
+    if threads == 1 or blocks <= ONE_THREAD_BLOCKS_MAX:
+        _score_blocks(columns, slots, job_start, users, out, blocks, taken)
+    else:
+        for _thread in prange(threads):
+            _score_blocks(columns, slots, job_start, users, out, blocks, taken)
+
+
+@njit(nogil=True, cache=True)
+def _score_blocks(columns: Any, slots: Any, job_start: Any, users: Any, out: Any, blocks: int, taken: Any) -> None:
+    block = fetch_add(taken, 1)
+    while block < blocks:
         start = block * BLOCK_ADS
         _score_block(columns, slots, job_start, users, out, start, min(start + BLOCK_ADS, len(slots)))
+        block = fetch_add(taken, 1)
 
 
 @njit(nogil=True, cache=True)

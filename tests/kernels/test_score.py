@@ -21,7 +21,16 @@ from kernels.dots import dot_products, dot_products_portably
 from kernels.exp import exp_not_positive, logistic
 from kernels.lanes import LANES, load, store
 from kernels.precision import Precision, dequantise, quantise_rows, row_width, storage_dtype
-from kernels.score import EXPERTS_MAX, ScoreColumns, int16_max, packed_shape, padded_columns, score
+from kernels.score import (
+    BLOCK_ADS,
+    EXPERTS_MAX,
+    ONE_THREAD_BLOCKS_MAX,
+    ScoreColumns,
+    int16_max,
+    packed_shape,
+    padded_columns,
+    score,
+)
 from scoring.reference import ScoreParts, score_parts, score_reference, sigmoid
 from scoring.user import User, pack
 
@@ -111,7 +120,7 @@ def test_scores_are_those_of_the_reference(
 
 
 @ALL_PRECISIONS
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 63, 64, 65, 1023, 1024, 1025, 3000])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 63, 64, 65, 1023, 1024, 1025, 3000, 40_001])
 def test_survivors_are_any_slots_in_any_order(precision: Precision, count: int) -> None:
     rng = np.random.default_rng(count)
     columns, user = random_columns(rng, precision, 500, 20, 6), random_user(rng, 20, 6, 5, 3)
@@ -226,15 +235,17 @@ def test_int8_scores_are_near_those_of_the_vectors_before_rounding() -> None:
 @ALL_PRECISIONS
 def test_scores_do_not_depend_on_the_number_of_threads(precision: Precision) -> None:
     rng = np.random.default_rng(9)
-    columns, user = random_columns(rng, precision, 5000, 12, 5), random_user(rng, 12, 5, 6)
-    slots = np.arange(5000, dtype=np.uint32)
+    count = (ONE_THREAD_BLOCKS_MAX + 3) * BLOCK_ADS + 5
+    columns, user = random_columns(rng, precision, count, 12, 5), random_user(rng, 12, 5, 6)
+    slots = np.arange(count, dtype=np.uint32)
     before = numba.get_num_threads()
     try:
         numba.set_num_threads(1)
-        one = scores(columns, slots, [user], [0, 5000], precision)
+        one = scores(columns, slots, [user], [0, count], precision)
     finally:
         numba.set_num_threads(before)
-    assert np.array_equal(one, scores(columns, slots, [user], [0, 5000], precision))
+    assert np.array_equal(one, scores(columns, slots, [user], [0, count], precision))
+    assert np.array_equal(one[:99], scores(columns, slots[:99], [user], [0, 99], precision))
 
 
 def test_float32_scores_are_the_float64_ones_rounded() -> None:
@@ -320,7 +331,7 @@ for precision in (Precision.INT8, Precision.FLOAT16):
     slots = np.arange(70, dtype=np.uint32)
     digest.update(scores(columns, slots, users, [0, 37, 70], precision).tobytes())
 import kernels.score, kernels.precision
-compiled = [kernels.score._score, kernels.precision._store_int8, kernels.precision._store_float16]
+compiled = [kernels.score._score, kernels.score._pack_pairs, kernels.precision._store_int8]
 print(digest.hexdigest(), sum(sum(kernel.stats.cache_misses.values()) for kernel in compiled))
 """
 

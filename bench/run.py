@@ -15,7 +15,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from multiprocessing.connection import Connection
@@ -131,7 +131,7 @@ def measure_outside(running: Running) -> dict[str, Any]:
     steady = events[: int(2 * seconds * FRESH_EVENTS_PER_S)][: count // 2]
     _say("events at a steady rate, requests at a steady rate")
     asking = in_a_process(target, {"connections": 4, "seconds": len(steady) / FRESH_EVENTS_PER_S, "rate": rate})
-    produce(_paced(steady, FRESH_EVENTS_PER_S), _config(options))
+    produce(_paced(steady, FRESH_EVENTS_PER_S, running), _config(options))
     found["fresh"] = {
         "events_per_s": FRESH_EVENTS_PER_S, "requests": asking()._asdict(),
         "ingest": _when_applied(running, len(steady)),
@@ -154,10 +154,12 @@ def _config(options: Options) -> IngestConfig:
     )  # fmt: skip
 
 
-def _paced(events: Iterable[bytes], per_s: float) -> Iterator[bytes]:
-    """The events, each when it is due."""
+def _paced(events: Sequence[bytes], per_s: float, running: Running) -> Iterator[bytes]:
+    """The events, each when it is due; the first well before, while the producer finds the broker."""
+    yield events[0]
+    _when_applied(running, 1)
     began = time.perf_counter()
-    for number, event in enumerate(events):
+    for number, event in enumerate(events[1:]):
         wait = began + number / per_s - time.perf_counter()
         if wait > 0:
             time.sleep(wait)

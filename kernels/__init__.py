@@ -11,10 +11,11 @@ import shutil
 from hashlib import blake2b
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when numba is loaded: waiting threads leave their cores
+
 import numba
 
 MIRACH_ROOM = "kernels"  # api/startup.py looks for this line: a public package is called kernels too
-MIRACH_ROOM = "kernels"  # api/startup.py looks for this line: public packages have such names too
 CACHES_KEPT = 4
 
 

@@ -58,7 +58,9 @@ class Ads(NamedTuple):
     state: NDArray[np.int64]  # ads, paused, with a zero embedding, zeroed field terms
 
 
-def ads(ads_max: int, targetings_max: int, terms_max: int, words_max: int, dim: int, gate_dim: int, precision: Precision) -> Ads:
+def ads(
+    ads_max: int, targetings_max: int, terms_max: int, words_max: int, dim: int, gate_dim: int, precision: Precision
+) -> Ads:
     """An empty table; `ads_max` is a multiple of 8,192."""
     assert ads_max % SEGMENT_SLOTS == 0, ads_max
     vector = storage_dtype(precision)
@@ -77,7 +79,7 @@ def ads(ads_max: int, targetings_max: int, terms_max: int, words_max: int, dim: 
 
 @njit(nogil=True, cache=True)
 def find_ad(a: Any, key: np.uint64, words: Any, at: int) -> int:
-    """Slot of the ad whose id (count of bytes, bytes) is at words[at] and whose hash is `key`; NO_SLOT if there is none."""
+    """Slot of the ad whose id is the text at words[at] and whose hash is `key`; NO_SLOT if there is none."""
     slot = np.int64(a.table.head[tables.bucket(a.table, key)]) - 1
     while slot >= 0:
         if a.table.hash[slot] == key and same_text(a.texts.words, np.int64(a.id_at[slot]), words, at):
@@ -153,8 +155,8 @@ def clear_live(a: Any, slot: int) -> None:
 
 @njit(nogil=True, cache=True)
 def turn(a: Any, now_us: int, again: bool) -> int:
-    """Turns the live bits of all segments in which a start or end has come by now (of all segments if `again`: the clock
-    went backwards). -> segments looked at"""
+    """Turns the live bits of all segments in which a start or end has come by now, of all segments if `again`: the
+    clock went backwards. -> segments looked at"""
     looked = 0
     for segment in range(a.extents.state[extents_.FRONTIER] // SEGMENT_SLOTS + 1):
         if segment == len(a.change_us) or not (again or a.change_us[segment] <= now_us):

@@ -54,8 +54,8 @@ EVENT = np.dtype(
         ("fields", np.int64), ("features", np.int64), ("embedding", np.int64), ("gate", np.int64),
     ]
 )  # fmt: skip
-"""`id`, `targeting` (a record without schedule), `schedule` (zone, six words), `fields`, `features` are offsets into the
-batch's words, -1 for none; `embedding` and `gate` are lines of the batch's vectors, -1 for zeros."""
+"""`id`, `targeting` (a record without schedule), `schedule` (zone, six words), `fields`, `features` are offsets into
+the batch's words, -1 for none; `embedding` and `gate` are lines of the batch's vectors, -1 for zeros."""
 
 
 class Vectors(NamedTuple):
@@ -208,9 +208,7 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
     to, changed = slot, slot == NO_SLOT or (e.sets & (SETS_TARGETING | SETS_SCHEDULE)) != 0
     if changed:
         keep = slot != NO_SLOT
-        record = _record(
-            t, held, e, words, keep and not e.sets & SETS_TARGETING, keep and not e.sets & SETS_SCHEDULE
-        )
+        record = _record(t, held, e, words, keep and not e.sets & SETS_TARGETING, keep and not e.sets & SETS_SCHEDULE)
         targeting = find_or_add(t, record, 0)
         if targeting == NO_SLOT:
             return NO_SLOT

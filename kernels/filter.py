@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 
 from kernels.ads import find_ad
+from kernels.bits import fetch_add
 from kernels.program import AdFacts, holds, walk_stack
 
 CHUNK = 1024
+ONE_THREAD_ADS_MAX = 8192
 
 
 class Columns(NamedTuple):
@@ -25,17 +27,29 @@ class Columns(NamedTuple):
     created_ms: NDArray[np.int64]
 
 
-@njit(nogil=True, cache=True)
 def filter_ads(a: Any, slots: Any, words: Any, now_us: int, keep: Any) -> None:
     """Clears keep[i] where the filter in `words` is not true of the ad at slots[i]; `now_us` is the request's."""
     columns = Columns(a.fields.words, a.fields_at, a.advertiser, a.campaign, a.bid, a.created_ms)
-    _filter_chunks(columns, slots, words, now_us, keep)
+    threads = 1 if len(slots) <= ONE_THREAD_ADS_MAX else get_num_threads()
+    _filter_chunks(columns, slots, words, now_us, keep, threads, np.zeros(1, np.int64))
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _filter_chunks(columns: Any, slots: Any, words: Any, now_us: int, keep: Any) -> None:
-    for c in prange((len(slots) + CHUNK - 1) // CHUNK):
-        _filter_chunk(columns, slots, words, now_us, keep, c * CHUNK, min((c + 1) * CHUNK, len(slots)))
+def _filter_chunks(columns: Any, slots: Any, words: Any, now_us: int, keep: Any, threads: int, taken: Any) -> None:
+    """`taken` counts chunks: each thread takes the next one."""
+    if threads == 1:
+        _filter_some(columns, slots, words, now_us, keep, taken)
+    else:
+        for _thread in prange(threads):
+            _filter_some(columns, slots, words, now_us, keep, taken)
+
+
+@njit(nogil=True, cache=True)
+def _filter_some(columns: Any, slots: Any, words: Any, now_us: int, keep: Any, taken: Any) -> None:
+    start = fetch_add(taken, CHUNK)
+    while start < len(slots):
+        _filter_chunk(columns, slots, words, now_us, keep, start, min(start + CHUNK, len(slots)))
+        start = fetch_add(taken, CHUNK)
 
 
 @njit(nogil=True, cache=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 
-from kernels.bits import lowest_bit
+from kernels.bits import fetch_add, lowest_bit
 from kernels.extents import CLASS_BITS
 from kernels.memory import reserve
 from kernels.program import RequestFacts, holds, walk_stack
@@ -24,6 +24,7 @@ from kernels.targetings import row_words
 
 BATCH_MAX = 16  # requests of one pass
 SERVICE_CLOCK = -(2**63)  # in place of a request's own now: the live bits decide
+ONE_THREAD_ROWS_MAX = 8192  # blocks of rows (8 MiB): waking threads takes milliseconds where cores are busy
 ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -154,8 +155,8 @@ def _plan(t: Any, q: Any, s: Any) -> Any:
     requests, attributes = len(q.start) - 1, len(t.rows.constrained)
     n = len(q.terms)
     plan = Plan(
-        np.empty(n, np.int64), np.zeros((requests, attributes + 1), np.int64), np.empty((requests, attributes), np.int64),
-        np.empty((requests, attributes), np.int64), np.zeros(requests, np.int64), np.empty(n, np.int64),
+        np.empty(n, np.int64), np.zeros((requests, attributes + 1), np.int64),
+        np.empty((requests, attributes), np.int64), np.empty((requests, attributes), np.int64), np.zeros(requests, np.int64), np.empty(n, np.int64),
         np.zeros(requests + 1, np.int64), np.full(requests, -1, np.int64), np.zeros(requests, np.int64),
     )  # fmt: skip
     for r in range(requests):
@@ -280,12 +281,23 @@ def _expand_block(v: Any, acc: Any, lo: int, now_us: int, out: Any, n: int) -> i
     return n
 
 
-@njit(nogil=True, cache=True)
 def match(a: Any, t: Any, q: Any, s: Any) -> Any:
-    """Finds the eligible ads of each request (at most BATCH_MAX). -> their number, [request, block]; `gather` has them"""
+    """Finds the eligible ads of each request (at most BATCH_MAX). -> their number, [request, block]"""
+    return _match(a, t, q, s, get_num_threads())
+
+
+@njit(nogil=True, cache=True)
+def _match(a: Any, t: Any, q: Any, s: Any, threads: int) -> Any:
     requests, blocks = len(q.start) - 1, row_words(t) // BLOCK_WORDS
     counts = np.zeros((requests, blocks), np.int64)
-    _match_blocks(_view(a, t), q, s, _plan(t, q, s), counts, len(t.rows.constrained) + 1, _first_ads(t, blocks))
+    plan = _plan(t, q, s)
+    rows_read = plan.groups.sum()
+    for r in range(requests):
+        rows_read += plan.group[r, plan.groups[r]] - plan.group[r, 0]
+    if blocks * rows_read <= ONE_THREAD_ROWS_MAX:
+        threads = 1
+    places, first = len(t.rows.constrained) + 1, _first_ads(t, blocks)
+    _match_blocks(_view(a, t), q, s, plan, counts, places, first, threads, np.zeros(1, np.int64))
     for r in range(requests):
         for i in range(q.start[r], q.start[r + 1]):
             s.bits[r, q.terms[i] >> 6] = 0
@@ -302,10 +314,24 @@ def _first_ads(t: Any, blocks: int) -> Any:
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _match_blocks(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, first: Any) -> None:
-    """`places` is the number of scratch rows of a request."""
-    for b in prange(counts.shape[1]):
+def _match_blocks(
+    v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, first: Any, threads: int, taken: Any
+) -> None:
+    """`places` is the number of scratch rows of a request. `taken` counts blocks: each thread takes the next one, so
+    that a thread whose core has other work to do holds up none."""
+    if threads == 1:
+        _match_some(v, q, s, plan, counts, places, first, taken)
+    else:
+        for _thread in prange(threads):
+            _match_some(v, q, s, plan, counts, places, first, taken)
+
+
+@njit(nogil=True, cache=True)
+def _match_some(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, first: Any, taken: Any) -> None:
+    b = fetch_add(taken, 1)
+    while b < counts.shape[1]:
         _match_block_of_all(v, q, s, plan, counts, places, first[b], b)
+        b = fetch_add(taken, 1)
 
 
 @njit(nogil=True, cache=True)

@@ -44,7 +44,8 @@ def rows(targetings_max: int, terms_max: int, attributes: int, rows_max: int, po
         reserve((rows_max + fixed, words + STRIDE_PAD_WORDS), np.uint64, sparse=True),
         np.zeros(rows_max + fixed, np.uint32),
         reserve(2 * terms_max, np.uint32), reserve(2 * terms_max, np.uint32), reserve(2 * terms_max, np.uint32),
-        reserve(2 * terms_max, np.uint8), pool(postings_words_max), np.zeros(attributes, np.int64), np.zeros(3, np.int64),
+        reserve(2 * terms_max, np.uint8), pool(postings_words_max), np.zeros(attributes, np.int64),
+        np.zeros(3, np.int64),
     )  # fmt: skip
     made.state[ROWS_FRONTIER] = fixed
     return made

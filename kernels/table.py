@@ -27,7 +27,9 @@ class Table(NamedTuple):
 def table(slots_max: int) -> Table:
     """An empty table for slots below `slots_max`."""
     heads = 1 << max(slots_max, 1).bit_length()
-    return Table(reserve(heads, np.uint32), reserve(slots_max, np.uint32), reserve(slots_max, np.uint64), np.zeros(3, np.int64))
+    return Table(
+        reserve(heads, np.uint32), reserve(slots_max, np.uint32), reserve(slots_max, np.uint64), np.zeros(3, np.int64)
+    )
 
 
 @njit(nogil=True, cache=True)

@@ -65,10 +65,12 @@ class Targetings(NamedTuple):
     term_references: NDArray[np.uint32]  # [term] targetings
     zeroed: NDArray[np.uint32]  # terms that lost their last targeting, each once, to be given back
     is_zeroed: NDArray[np.bool_]  # [term] in `zeroed`
-    domain: NDArray[np.int64]  # [attribute, 3] first term, least and greatest value of a small integer attribute; term 0: none
+    domain: NDArray[np.int64]  # [attribute, 3] of small integers: first term (0: none), least and greatest value
 
 
-def targetings(targetings_max: int, terms_max: int, domain: NDArray[np.int64], rows_max: int, words_max: int) -> Targetings:
+def targetings(
+    targetings_max: int, terms_max: int, domain: NDArray[np.int64], rows_max: int, words_max: int
+) -> Targetings:
     """An empty table. `domain` has a line for each attribute."""
     return Targetings(
         rows(targetings_max, terms_max, len(domain) + 1, rows_max, words_max), pool(words_max),
@@ -93,7 +95,7 @@ def expression_at(words: Any, at: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _leaf_cover(x: Any, words: Any, p: int, out: Any, n: int) -> tuple[int, bool]:
-    """Appends the terms of which a request has one wherever the leaf is true. -> count, exact; count -1: no such terms."""
+    """Appends the terms of which a request has one wherever the leaf is true. -> count (-1: no such terms), exact"""
     op = words[p] & 15
     if op == TERMS:
         for i in range(np.int64(words[p] >> 4)):
@@ -245,7 +247,7 @@ def find(x: Any, words: Any, at: int) -> int:
 
 @njit(nogil=True, cache=True)
 def find_or_add(x: Any, words: Any, at: int) -> int:
-    """Slot of the record at words[at] (not in the table's own pool), added without a reference if new; NO_SLOT if full."""
+    """Slot of the record at words[at] (not in the own pool), added without a reference if new; NO_SLOT if full."""
     slot = find(x, words, at)
     if slot != NO_SLOT:
         return slot

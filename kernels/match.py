@@ -156,7 +156,8 @@ def _plan(t: Any, q: Any, s: Any) -> Any:
     n = len(q.terms)
     plan = Plan(
         np.empty(n, np.int64), np.zeros((requests, attributes + 1), np.int64),
-        np.empty((requests, attributes), np.int64), np.empty((requests, attributes), np.int64), np.zeros(requests, np.int64), np.empty(n, np.int64),
+        np.empty((requests, attributes), np.int64), np.empty((requests, attributes), np.int64),
+        np.zeros(requests, np.int64), np.empty(n, np.int64),
         np.zeros(requests + 1, np.int64), np.full(requests, -1, np.int64), np.zeros(requests, np.int64),
     )  # fmt: skip
     for r in range(requests):

@@ -187,7 +187,8 @@ class Engine:
         return max(0.0, min([TICK_S] + [end - monotonic() for end in ends]))
 
     def _apply(self) -> None:
-        """Batches of events, until one has been applied and requests wait."""
+        """Batches of events, until somebody waits or a tick has passed: a catch-up must not keep calls or the clock."""
+        until = monotonic() + TICK_S
         while True:
             with self._changed:
                 if not self._batches:
@@ -201,7 +202,7 @@ class Engine:
             self.statistics.events += len(batch.events)
             self.statistics.batches += 1
             self.statistics.apply_s += monotonic() - began
-            if self._waiting or self._held:
+            if self._waiting or self._held or self._calls or monotonic() >= until:
                 return
 
     def _answer(self) -> None:

@@ -88,7 +88,7 @@ class Index:
             self.limits.ads, limits.targetings, limits.terms, len(schema.attribute_list) + 1
         )
         self._marks = reserve(self.limits.ads // 64, np.uint64)
-        self._applied = reserve(expired_.PARTITIONS_MAX, np.int64)  # [partition] next offset
+        self.applied = reserve(expired_.PARTITIONS_MAX, np.int64)  # [partition] next offset
         self._thread: int | None = None
 
     def _assert_owner(self) -> None:
@@ -112,7 +112,7 @@ class Index:
             packed = self.packer.pack(batch.events)
             codes = np.zeros(len(batch.events), np.int64)
             apply_.apply_events(
-                self.ads, self.targetings, self.expired, packed.events, packed.words, packed.vectors, self._applied,
+                self.ads, self.targetings, self.expired, packed.events, packed.words, packed.vectors, self.applied,
                 self.now_us, self._limit_ms, codes,
             )  # fmt: skip
             outcomes = [_OUTCOMES[code] for code in codes.tolist()]
@@ -123,7 +123,7 @@ class Index:
         for partition, position in batch.positions.items():
             assert position >= self.positions.get(partition, 0), (partition, position)
             self.positions[partition] = position
-            self._applied[partition] = max(position, self._applied[partition])
+            self.applied[partition] = max(position, self.applied[partition])
         return outcomes
 
     def _give_back(self) -> None:

@@ -64,6 +64,14 @@ class TargetingTerms:
             self._hours.clear()
         return first
 
+    def restore(self, attributes: list[int], values: list[Key | None], zones: dict[str, int]) -> None:
+        """The terms of another index of this schema: what its vocabulary's `named` gave, and its `zones`."""
+        blocks = [(first, most - least + 1) for first, least, most in filter(None, self._domains)]
+        self.vocabulary.restore(attributes, values, [*blocks, *((first, HOURS) for first in zones.values())])
+        self.zones = dict(zones)
+        self._zone_of = {first: name for name, first in zones.items()}
+        self._hours.clear()
+
     def zone_name(self, first: int) -> str:
         return self._zone_of[first]
 

@@ -90,3 +90,21 @@ class Vocabulary:
         del self.terms_of[self._attribute[term]][value]
         self._value[term], self._attribute[term] = None, -1
         self._free.append(term)
+
+    def named(self, first: int, stop: int) -> tuple[list[int], list[Key | None]]:
+        """Attributes and values of the terms first .. stop - 1; -1 and None for those that are free or a block's."""
+        return self._attribute[first:stop], self._value[first:stop]
+
+    def restore(self, attributes: list[int], values: list[Key | None], blocks: Iterable[tuple[int, int]]) -> None:
+        """Makes this the vocabulary that `named` gave all terms of, from 0. `blocks`: first term and count of each."""
+        assert len(attributes) == len(values) <= self.terms_max
+        self._attribute, self._value = attributes, values
+        free = {term for term, attribute in enumerate(attributes) if attribute < 0 and term > 0}
+        for first, count in blocks:
+            free.difference_update(range(first, first + count))
+        self._free = sorted(free, reverse=True)
+        for terms in self.terms_of:
+            terms.clear()
+        for term, attribute in enumerate(attributes):
+            if attribute >= 0:
+                self.terms_of[attribute][values[term]] = term  # type: ignore[index]

@@ -7,6 +7,7 @@ kept out of huge pages, which would take 2 MiB for the first bit of each.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import sys
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 << 20
+_COLLAPSE = 25  # MADV_COLLAPSE, of Linux 6.1
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0x40  # MAP_NORESERVE, which mmap does not name on every Python
 
 
@@ -45,3 +48,15 @@ def reserve(shape: int | tuple[int, ...], dtype: DTypeLike, *, sparse: bool = Fa
 def pages_bytes(size: int) -> int:
     """Bytes of the pages that `size` bytes take."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+def use_huge_pages(array: NDArray[Any]) -> None:
+    """Asks the system to put the memory of a contiguous array, all of it in use, into huge pages now. Forks become
+    quicker by far, reads a little. Does nothing where the system cannot; any thread may call it, whoever writes."""
+    assert array.flags.c_contiguous, array.strides
+    if sys.platform != "linux" or not array.nbytes:
+        return
+    libc = ctypes.CDLL(None)
+    first = -(-array.ctypes.data // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    for at in range(first, array.ctypes.data + array.nbytes - HUGE_PAGE_BYTES + 1, HUGE_PAGE_BYTES):
+        libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(HUGE_PAGE_BYTES), _COLLAPSE)

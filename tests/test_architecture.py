@@ -32,6 +32,7 @@ EVERYWHERE = set(ARROWS)
 PACKAGES = {
     "numpy": EVERYWHERE,
     "msgspec": EVERYWHERE - {"kernels"},
+    "safetensors": {"gpu_index"},
     "numba": {"kernels"},
     "llvmlite": {"kernels"},
     "cupy": {"kernels"},

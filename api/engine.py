@@ -98,6 +98,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         if not self._thread.is_alive():
+            self._refuse_all()  # of an engine that was never started
             self.index.release_thread()
 
     @property
@@ -179,7 +180,8 @@ class Engine:
         return True
 
     def _due(self) -> bool:
-        return bool(self._stopping or self._calls or self._batches or self._waiting)
+        new = self._stopping or self._calls or self._batches or self._waiting
+        return bool(new) or any(self._reached(waiting.offsets) for waiting in self._held)
 
     def _patience(self) -> float:
         """Seconds until something is due of itself: a tick of the clock, or the end of a held request's time."""
@@ -240,7 +242,7 @@ class Engine:
             if self._reached(waiting.offsets) and (not ready or count + len(waiting.requests) <= ANSWERED_MAX):
                 ready.append(waiting)
                 count += len(waiting.requests)
-            elif not self._reached(waiting.offsets) and monotonic() >= waiting.deadline:
+            elif not self._reached(waiting.offsets) and (monotonic() >= waiting.deadline or self._is_last()):
                 self.statistics.behind += 1
                 self._finish(waiting, IndexBehind(self.positions()))
             else:
@@ -259,6 +261,11 @@ class Engine:
             else:
                 self._held.append(waiting)
         return ready
+
+    def _is_last(self) -> bool:
+        """Whether no more events will come."""
+        with self._changed:
+            return self._stopping and not self._batches
 
     def _reached(self, offsets: dict[int, int]) -> bool:
         positions = self.index.positions

@@ -31,8 +31,7 @@ from kernels.ads import (
 from kernels.expired import NO_SLOT as NOT_HELD
 from kernels.expired import can_remember, forget_old, recall, remember, take_back
 from kernels.extents import NO_SLOT, give_slot, take_slot
-from kernels.pool import FRONTIER as POOL_FRONTIER
-from kernels.pool import class_of, class_words, give, take
+from kernels.pool import fits, give, take
 from kernels.program import NO_ZONE, RECORD_HEAD, SCHEDULE_WORDS
 from kernels.targetings import drop_reference, expression_at, find_or_add, refer, release, tidy
 
@@ -90,11 +89,6 @@ def _record(t: Any, slot_targeting: int, e: Any, words: Any, keep_targeting: boo
     for i in range(size):
         out[head + i] = from_words[p + i]
     return out
-
-
-@njit(nogil=True, cache=True)
-def _fits(p: Any, size: int) -> bool:
-    return p.state[POOL_FRONTIER] + class_words(class_of(size)) <= len(p.words)
 
 
 @njit(nogil=True, cache=True)
@@ -201,8 +195,10 @@ def _remove(a: Any, t: Any, slot: int) -> None:
 @njit(nogil=True, cache=True)
 def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us: int) -> int:
     """A create or modify whose ad is at `slot` (NO_SLOT: none yet). -> slot after it, NO_SLOT if there is no room"""
-    size = text_words(words, e.id) + (text_words(words, e.features) if e.features >= 0 else 0) + 4
-    if not _fits(a.texts, size) or not _fits(a.fields, np.int64(words[e.fields]) if e.fields >= 0 else 2):
+    id_words = text_words(words, e.id) if slot == NO_SLOT else 0
+    if not fits(a.texts, id_words, text_words(words, e.features) if e.features >= 0 else 0):
+        return NO_SLOT
+    if e.fields >= 0 and not fits(a.fields, np.int64(words[e.fields]), 0):
         return NO_SLOT
     held = np.int64(a.targeting[slot]) if slot != NO_SLOT else np.int64(0)
     to, changed = slot, slot == NO_SLOT or (e.sets & (SETS_TARGETING | SETS_SCHEDULE)) != 0
@@ -259,7 +255,7 @@ def _one(a: Any, t: Any, x: Any, e: Any, words: Any, vectors: Any, now_us: int, 
     version = e.version if e.version >= 0 else known
     if e.kind == EXPIRE:
         if version >= 0 and (e.version >= 0 or slot != NO_SLOT):
-            if not can_remember(x):
+            if not can_remember(x, words, e.id):
                 return INDEX_FULL
             remember(x, e.key, words, e.id, version, e.partition)
         if slot == NO_SLOT:
@@ -306,6 +302,6 @@ def apply_events(
             continue
         positions[e.partition] = e.offset + 1
         expired.newest_ms[e.partition] = max(expired.newest_ms[e.partition], e.timestamp_ms)
-        outcomes[i] = _one(ads, targetings, expired, e, words, vectors, now_us, limit_ms)
         forget_old(expired, e.partition, limit_ms)
+        outcomes[i] = _one(ads, targetings, expired, e, words, vectors, now_us, limit_ms)
     tidy(targetings)

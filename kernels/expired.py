@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from kernels import table as tables
 from kernels.ads import same_text, text_words
 from kernels.memory import reserve
-from kernels.pool import FRONTIER as POOL_FRONTIER
-from kernels.pool import Pool, class_of, class_words, give, pool, take
+from kernels.pool import Pool, fits, give, pool, take
 
 PARTITIONS_MAX = 65_536
+ID_CLASSES_WORDS = 2 + 3 + 4 + 6 + 8 + 12 + 16 + 24  # a block of each class that ids have: no mixture needs more
 FRONTIER, FREE, HELD = 0, 1, 2
 NO_SLOT = -1
 GONE = -1  # in place of a version
@@ -43,8 +43,8 @@ def expired(expired_max: int) -> Expired:
     """Nothing remembered yet."""
     n = expired_max
     return Expired(
-        tables.table(n), pool(min(18 * n, 2**32 - 1)), reserve(n, np.uint32), reserve(n, np.int64),
-        reserve(n, np.int64), reserve(n, np.int32), reserve(n, np.uint32), reserve(PARTITIONS_MAX, np.uint32),
+        tables.table(n), pool(min(ID_CLASSES_WORDS * n, 2**32 - 1)), reserve(n, np.uint32),
+        reserve(n, np.int64), reserve(n, np.int64), reserve(n, np.int32), reserve(n, np.uint32), reserve(PARTITIONS_MAX, np.uint32),
         reserve(PARTITIONS_MAX, np.uint32), reserve(PARTITIONS_MAX, np.int64), np.zeros(3, np.int64),
     )  # fmt: skip
 
@@ -84,9 +84,10 @@ def take_back(x: Any, key: np.uint64, words: Any, at: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def can_remember(x: Any) -> bool:
+def can_remember(x: Any, words: Any, at: int) -> bool:
+    """Whether there is room for the version of the id at words[at]."""
     room = x.state[FREE] != 0 or x.state[FRONTIER] < len(x.version)
-    return room and x.texts.state[POOL_FRONTIER] + class_words(class_of(18)) <= len(x.texts.words)
+    return room and fits(x.texts, text_words(words, at), 0)
 
 
 @njit(nogil=True, cache=True)

@@ -65,6 +65,17 @@ def take(p: Any, count: int) -> int:
 
 
 @njit(nogil=True, cache=True)
+def fits(p: Any, count: int, other: int) -> bool:
+    """Whether there is room for a block of `count` words and one of `other` words beside it; 0: no such block."""
+    fresh = np.int64(0)
+    if count > 0 and p.free[class_of(count)] == 0:
+        fresh += class_words(class_of(count))
+    if other > 0 and (p.free[class_of(other)] == 0 or (count > 0 and class_of(other) == class_of(count))):
+        fresh += class_words(class_of(other))
+    return p.state[FRONTIER] + fresh <= len(p.words)
+
+
+@njit(nogil=True, cache=True)
 def give(p: Any, at: int, count: int) -> None:
     """Returns the block at offset `at` that was taken for `count` words."""
     c = class_of(count)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from kernels import table as tables
 from kernels.memory import reserve
-from kernels.pool import FRONTIER as POOL_FRONTIER
-from kernels.pool import Pool, class_of, class_words, give, pool, take
+from kernels.pool import Pool, fits, give, pool, take
 from kernels.program import (
     ALL,
     ANY,
@@ -255,8 +254,7 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
     entries, constrained, open_conjuncts = conditions(x, words, at)
     full = x.state[FREE_COUNT] == 0 and x.state[FRONTIER] == len(x.record)
     room_for = size + 1 + len(open_conjuncts)
-    fits = x.records.state[POOL_FRONTIER] + class_words(class_of(room_for)) <= len(x.records.words)
-    if full or not fits or not room(x.rows, len(entries), x.state[LIVE]):
+    if full or not fits(x.records, room_for, 0) or not room(x.rows, len(entries), x.state[LIVE]):
         return NO_SLOT
     if x.state[FREE_COUNT] > 0:
         x.state[FREE_COUNT] -= 1

@@ -19,7 +19,7 @@ class TargetingTerms:
     def __init__(self, schema: Schema, terms_max: int) -> None:
         self.attributes = schema.attribute_list
         self.vocabulary = Vocabulary(len(self.attributes), terms_max)
-        self.domain = np.zeros((max(len(self.attributes), 1), 3), np.int64)  # kernels/targetings.py: first, least, most
+        self.domain = np.zeros((len(self.attributes), 3), np.int64)  # kernels/targetings.py: first, least, most
         for attribute in self.attributes:
             bounds = _domain(attribute)
             if bounds is not None:

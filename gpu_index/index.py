@@ -10,10 +10,11 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_index.events import Batch, Outcome
+from gpu_index.events import AdEvent, Batch, EventKind, Outcome
 from gpu_index.field_terms import FieldTerms
 from gpu_index.identity import tie_key
 from gpu_index.packing import Packer
@@ -108,23 +109,33 @@ class Index:
         self._assert_owner()
         self.advance_clock(now_us)
         outcomes: list[Outcome] = []
-        if batch.events:
-            packed = self.packer.pack(batch.events)
-            codes = np.zeros(len(batch.events), np.int64)
-            apply_.apply_events(
-                self.ads, self.targetings, self.expired, packed.events, packed.words, packed.vectors, self.applied,
-                self.now_us, self._limit_ms, codes,
-            )  # fmt: skip
-            outcomes = [_OUTCOMES[code] for code in codes.tolist()]
-            for i in packed.full:
-                if outcomes[i] is Outcome.BAD:
-                    outcomes[i] = Outcome.INDEX_FULL
-            self._give_back()
+        while len(outcomes) < len(batch.events):
+            outcomes += self._apply_some(batch.events[len(outcomes) :])
         for partition, position in batch.positions.items():
             assert position >= self.positions.get(partition, 0), (partition, position)
             self.positions[partition] = position
             self.applied[partition] = max(position, self.applied[partition])
         return outcomes
+
+    def _apply_some(self, events: Sequence[AdEvent]) -> list[Outcome]:
+        """Applies events as far as there is room for their terms, and gives back terms then, which may make more; at
+        least one event, which is refused if there is no room even without the cached targetings."""
+        packed = self.packer.pack(events)
+        if not len(packed.events):
+            self.packer.forget()
+            self._give_back()
+            packed = self.packer.pack(events)
+        full = not len(packed.events)
+        if full:
+            packed = self.packer.pack([msgspec.structs.replace(events[0], kind=EventKind.BAD, patch=None)])
+        codes = np.zeros(len(packed.events), np.int64)
+        apply_.apply_events(
+            self.ads, self.targetings, self.expired, packed.events, packed.words, packed.vectors, self.applied,
+            self.now_us, self._limit_ms, codes,
+        )  # fmt: skip
+        self._give_back()
+        outcomes = [_OUTCOMES[code] for code in codes.tolist()]
+        return [Outcome.INDEX_FULL if full and outcome is Outcome.BAD else outcome for outcome in outcomes]
 
     def _give_back(self) -> None:
         """Terms that nothing refers to leave the vocabularies."""

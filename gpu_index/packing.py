@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from kernels.precision import Precision, quantise_rows, row_width, storage_dtype
 from kernels.program import NO_ZONE, SCHEDULE_WORDS
 
 CACHED_TARGETINGS_MAX = 8192
+CACHED_SOURCE_BYTES_MAX = 16_384  # a longer targeting is rarely shared, and would take much of the cache's memory
 SEEN_MAX = 65_536
 EVERYONE = ParsedTargeting(b"", All(()))
 _KINDS = {
@@ -38,7 +40,6 @@ class PackedEvents(NamedTuple):
     events: NDArray[np.void]  # k.EVENT
     words: NDArray[np.uint32]
     vectors: k.Vectors
-    full: list[int]  # events that found no room in a vocabulary, packed as bad
 
 
 class Packer:
@@ -52,24 +53,31 @@ class Packer:
         self.loose: list[int] = []  # terms that a cache let go of
         self._records: dict[tuple[bytes, bool], tuple[bytes, list[int]]] = {}  # by source: record, its pinned terms
         self._nothing_known: list[dict[Key, int]] = [{} for _ in terms.attributes]
-        self._seen: set[tuple[bytes, bool]] = set()  # sources met once: the second time they are cached
+        self._seen: set[int] = set()  # hashes of sources met once: the second time they are cached
 
-    def pack(self, events: list[AdEvent]) -> PackedEvents:
+    def pack(self, events: Sequence[AdEvent]) -> PackedEvents:
+        """The events as far as the vocabularies have room for their terms: those before the first that finds none."""
         out = bytearray()
         embeddings: list[NDArray[np.float32]] = []
         gates: list[NDArray[np.float32]] = []
-        rows, full = [], []
-        for i, event in enumerate(events):
+        rows = []
+        for event in events:
             try:
                 rows.append(self._row(event, out, embeddings, gates))
             except VocabularyFull:
-                full.append(i)
-                rows.append(_row(event, k.BAD_EVENT, out))
+                break
         words = np.frombuffer(bytes(out), np.uint32) if out else np.zeros(1, np.uint32)
         packed = np.array(rows, k.EVENT)
         embedding, embedding_scale = self._stored(embeddings, self.dim, packed["embedding"])
         gate, gate_scale = self._stored(gates, self.gate_dim, packed["gate"])
-        return PackedEvents(packed, words, k.Vectors(embedding, embedding_scale, gate, gate_scale), full)
+        return PackedEvents(packed, words, k.Vectors(embedding, embedding_scale, gate, gate_scale))
+
+    def forget(self) -> None:
+        """Lets go of all cached targetings, so that their terms can be given back."""
+        for _, terms in self._records.values():
+            self.loose += self.terms.vocabulary.unpin(terms)
+        self._records.clear()
+        self._seen.clear()
 
     def _stored(
         self, vectors: list[NDArray[np.float32]], dim: int, lines: NDArray[np.int64]
@@ -140,15 +148,20 @@ class Packer:
             words[0] = len(words)
             record = array("I", words).tobytes()
             out += record
-            if key in self._seen:
-                self._cache(targeting, record)
-            elif len(self._seen) < SEEN_MAX:
-                self._seen.add(key)
-            else:
-                self._seen.clear()
+            if len(targeting.source) <= CACHED_SOURCE_BYTES_MAX:
+                self._meet(targeting, hash(key), record)
         else:
             out += cached[0]
         return at
+
+    def _meet(self, targeting: ParsedTargeting, key: int, record: bytes) -> None:
+        """Caches a targeting that was met before."""
+        if key in self._seen:
+            self._cache(targeting, record)
+            return
+        if len(self._seen) >= SEEN_MAX:
+            self._seen.clear()
+        self._seen.add(key)
 
     def _cache(self, targeting: ParsedTargeting, record: bytes) -> None:
         if len(self._records) >= CACHED_TARGETINGS_MAX:

@@ -43,8 +43,8 @@ def expired(expired_max: int) -> Expired:
     """Nothing remembered yet."""
     n = expired_max
     return Expired(
-        tables.table(n), pool(min(ID_CLASSES_WORDS * n, 2**32 - 1)), reserve(n, np.uint32),
-        reserve(n, np.int64), reserve(n, np.int64), reserve(n, np.int32), reserve(n, np.uint32), reserve(PARTITIONS_MAX, np.uint32),
+        tables.table(n), pool(min(ID_CLASSES_WORDS * n, 2**32 - 1)), reserve(n, np.uint32), reserve(n, np.int64),
+        reserve(n, np.int64), reserve(n, np.int32), reserve(n, np.uint32), reserve(PARTITIONS_MAX, np.uint32),
         reserve(PARTITIONS_MAX, np.uint32), reserve(PARTITIONS_MAX, np.int64), np.zeros(3, np.int64),
     )  # fmt: skip
 

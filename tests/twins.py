@@ -10,7 +10,6 @@ import random
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
 from numpy.typing import NDArray
 
 from gpu_index.events import (
@@ -102,12 +101,20 @@ class Twins:
         """One batch to both; the same outcomes."""
         positions = {partition: self.offset[partition] for partition in {event.partition for event in events}}
         outcomes = self.index.apply(Batch(events, positions, lambda *_: None), self.now_us)
-        want = [self.plain.apply(event) for event in events]
+        want = [
+            Outcome.INDEX_FULL if outcome is Outcome.INDEX_FULL and self._refused(event) else self.plain.apply(event)
+            for event, outcome in zip(events, outcomes, strict=True)
+        ]
         assert outcomes == want, [each for each in zip(events, outcomes, want, strict=True) if each[1] != each[2]]
         for outcome in outcomes:
             self.outcomes[outcome] += 1
         self._scores = None
         return outcomes
+
+    def _refused(self, event: AdEvent) -> bool:
+        """To the plain index, which has no limits, what found no room is a bad event."""
+        bad = msgspec.structs.replace(event, kind=EventKind.BAD, patch=None)
+        return self.plain.apply(bad) is Outcome.BAD
 
     def event(self, r: random.Random, kind: EventKind | None = None, ad_id: str | None = None) -> AdEvent:
         """Any event: mostly new, now and then an offset again, an old version, another partition than the ad's."""
@@ -123,7 +130,8 @@ class Twins:
         else:
             offset += r.choice([0, 0, 0, 0, 0, 0, 3])  # markers lie between
             self.offset[partition] = offset + 1
-        self.clock_ms[partition] += r.choice([0, 0, 10, 1000, 20_000] + [EXPIRED_VERSIONS_S * 500] * (r.random() < 0.02))
+        leap = r.random() < 0.02
+        self.clock_ms[partition] += EXPIRED_VERSIONS_S * 500 if leap else r.choice([0, 0, 10, 1000, 20_000])
         timestamp_ms = self.clock_ms[partition] - (r.randrange(5000) if r.random() < 0.1 else 0)
         event = AdEvent(kind, ad_id, self._version(r, ad_id), partition, offset, timestamp_ms)
         if kind is EventKind.BAD:
@@ -147,8 +155,9 @@ class Twins:
         return AdPatch(
             advertiser_id=r.choice([None, "0", "1", "2"]), campaign_id=r.choice([None, "4", "5", "ü"]),
             bid=r.choice([1.0, 2.0, 0.1]), paused=r.random() < 0.15, start_us=start, end_us=end,
-            schedule=self.schedule(r), targeting=self.targeting(r), features=r.choice([b"", b'{"title":"t"}', b"{}" * 40]),
-            embedding=vector(r, DIM), gate=vector(r, GATE_DIM), fields=parse_fields(cases.SCHEMA, cases.fields(r)),
+            schedule=self.schedule(r), targeting=self.targeting(r), embedding=vector(r, DIM), gate=vector(r, GATE_DIM),
+            features=r.choice([b"", b'{"title":"t"}', b"{}" * 40]),
+            fields=parse_fields(cases.SCHEMA, cases.fields(r)),
         )  # fmt: skip
 
     def modify_patch(self, r: random.Random) -> AdPatch:
@@ -197,7 +206,7 @@ class Twins:
             for n in range(r.choice([1, 1, 2, 3]))
         )  # fmt: skip
         caps = {field: r.randrange(1, 4) for field in ("advertiser_id", "campaign_id") if r.random() < 0.3}
-        excluded = r.sample(self.ids, min(len(self.ids), r.choice([0, 0, 5, 50]))) + ["no such ad"]
+        excluded = [*r.sample(self.ids, min(len(self.ids), r.choice([0, 0, 5, 50]))), "no such ad"]
         own = self.now_us + r.choice([-(10**14), -20_000_000, 20_000_000, 10**13])
         return Request(
             parse_attributes(cases.SCHEMA, cases.attributes(r), r.choice([None, *cases.ZONES])), pathways,
@@ -304,4 +313,5 @@ def user(r: random.Random) -> User:
     experts = np.array([[r.uniform(-1, 1) for _ in range(DIM)] for _ in range(count)], np.float32)
     gates = np.array([[r.uniform(-1, 1) for _ in range(GATE_DIM)] for _ in range(count)], np.float32)
     bias = np.array([r.uniform(-1, 1) for _ in range(count)], np.float32)
-    return User(experts, gates, bias, temperature=r.choice([1.0, 0.7]), bias=r.choice([0.0, -0.4]), route=r.choice([1, count]))
+    temperature, shift = r.choice([1.0, 0.7]), r.choice([0.0, -0.4])
+    return User(experts, gates, bias, temperature, shift, route=r.choice([1, count]))

@@ -1,22 +1,29 @@
-"""At its limits an index refuses whole events, says so, goes on with the rest, and takes new ones once there is room."""
+"""At its limits an index refuses whole events, says so, goes on with the rest, and takes new ones once it has room."""
 
 from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
+from gpu_index import index as index_
 from gpu_index import packing
 from gpu_index.events import AdEvent, AdPatch, Batch, EventKind, Outcome
 from gpu_index.index import Index, Limits
+from gpu_index.schema import Schema
+from gpu_index.values import RequestAttributes, parse_attributes
 from gpu_index.zones import Schedule
+from kernels import pool as pool_
+from kernels.precision import Precision
 from tests import random_cases as cases
 from tests.consistent import assert_consistent, assert_empty
-from tests.twins import START_US, Twins, new_index, parsed, whole_patch
+from tests.twins import EXPIRED_VERSIONS_S, START_US, Twins, new_index, parsed, whole_patch
 
 APPLIED, FULL = Outcome.APPLIED, Outcome.INDEX_FULL
 ROOMY = Limits(ads=2**14, targetings=2**12, terms=2**12, expired=2**10)
 OWN_TERMS = 1 + len(range(13, 66)) + 2 + 168  # term 0 and the attributes whose values all have a term from the start
+ANYONE = RequestAttributes({})
 
 
 class Feed:
@@ -35,6 +42,9 @@ class Feed:
         assert_consistent(self.index)
         return outcomes
 
+    def eligible(self, attributes: RequestAttributes = ANYONE) -> set[str]:
+        return {self.index.ad_id(slot) for slot in self.index.select([(attributes, None)]).slots.tolist()}
+
 
 def create(ad_id: str, **fields: object) -> tuple[EventKind, str, AdPatch | None]:
     return EventKind.CREATE, ad_id, whole_patch(**fields)
@@ -52,6 +62,94 @@ def audience(*values: object) -> object:
     return parsed({"attr": "audience", "in": [str(value) for value in values]})
 
 
+def belongs_to(*values: object) -> RequestAttributes:
+    return parse_attributes(cases.SCHEMA, {"audience": [str(value) for value in values]})
+
+
+def test_ads() -> None:
+    feed = Feed(new_index(limits=ROOMY._replace(ads=8192)))
+    assert set(feed.send(*(create(str(i)) for i in range(8192)))) == {APPLIED}
+    outcomes = feed.send(create("new"), create("7", bid=3.0), modify("8", bid=3.0), modify("9", targeting=audience(0)))
+    assert outcomes == [FULL, APPLIED, APPLIED, FULL]
+    assert feed.eligible() == {str(i) for i in range(8192)}
+    assert feed.send(expire("5"), create("new", targeting=audience("x")), create("newer"), expire("6")) == [
+        APPLIED, FULL, APPLIED, APPLIED,
+    ]  # fmt: skip  # the slot lies amid those of one targeting: it serves that targeting
+    assert feed.eligible() == {str(i) for i in range(8192)} - {"5", "6"} | {"newer"}
+    assert set(feed.send(*(expire(str(i)) for i in range(8192)), expire("newer"))) == {APPLIED, Outcome.EXPIRE_UNKNOWN}
+    assert_empty(feed.index)
+    assert set(feed.send(*(create(f"again {i}", targeting=audience(i)) for i in range(3000)))) == {APPLIED}
+
+
+def test_targetings() -> None:
+    feed = Feed(new_index(limits=ROOMY._replace(targetings=100)))
+    outcomes = feed.send(*(create(str(i), targeting=audience(i)) for i in range(110)))
+    assert outcomes == [APPLIED] * 100 + [FULL] * 10
+    more = create("a", targeting=audience(3)), modify("4", targeting=audience(4, 5)), modify("4", bid=2.0)
+    assert feed.send(*more) == [APPLIED, FULL, APPLIED]
+    assert feed.eligible(belongs_to(*range(110))) == {str(i) for i in range(100)} | {"a"}
+    assert feed.send(expire("3"), create("b", targeting=audience("b"))) == [APPLIED, FULL], "ad a has it still"
+    assert feed.send(expire("a"), create("b", targeting=audience("b"))) == [APPLIED, APPLIED]
+    assert feed.send(*(expire(str(i)) for i in range(100))) == [
+        Outcome.EXPIRE_UNKNOWN if i == 3 else APPLIED for i in range(100)
+    ]
+    assert feed.send(*(create(str(i), targeting=audience(-i)) for i in range(99))) == [APPLIED] * 99
+
+
+def test_terms_of_targetings() -> None:
+    feed = Feed(new_index(limits=ROOMY._replace(terms=OWN_TERMS + 20)))
+    assert feed.send(*(create(str(i), targeting=audience(i)) for i in range(22))) == [APPLIED] * 20 + [FULL] * 2
+    assert feed.send(create("a", targeting=audience(*range(20))), create("b", targeting=audience(1, 99))) == [
+        APPLIED,
+        FULL,
+    ]
+    assert feed.send(expire("7"), create("b", targeting=audience(1, 99))) == [APPLIED, FULL], "ad a names 7 still"
+    assert feed.send(expire("a"), create("b", targeting=audience(1, 99))) == [APPLIED, APPLIED], "within one batch"
+    assert feed.eligible(belongs_to(99)) == {"b"}
+    assert feed.send(create("c", schedule=Schedule("UTC", (1, 2)))) == [FULL]
+
+
+def test_terms_that_only_a_cache_holds_make_room() -> None:
+    """A targeting that was met often is cached with its terms; they are no reason to refuse another."""
+    feed = Feed(new_index(limits=ROOMY._replace(terms=OWN_TERMS + 20)))
+    for turn in range(10):
+        ads = [(str(i), audience(turn, i)) for i in range(100, 110)]
+        for _ in range(3):
+            assert set(feed.send(*(create(name, targeting=targeting) for name, targeting in ads))) == {APPLIED}
+        assert feed.index.packer._records
+        assert set(feed.send(*(expire(name) for name, _ in ads))) == {APPLIED}
+        assert set(feed.send(*(create(str(i), targeting=audience(f"{turn} {i}")) for i in range(20)))) == {APPLIED}
+        assert set(feed.send(*(expire(str(i)) for i in range(20)))) == {APPLIED}
+
+
+def test_the_cache_of_targetings_takes_turns_and_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "CACHED_TARGETINGS_MAX", 10)
+    monkeypatch.setattr(packing, "SEEN_MAX", 30)
+    feed = Feed(new_index(limits=ROOMY))
+    for turn in range(4):
+        for _ in range(2):
+            assert set(feed.send(*(create(str(i), targeting=audience(turn, i)) for i in range(25)))) == {APPLIED}
+            assert len(feed.index.packer._records) <= 10
+            assert len(feed.index.packer._seen) <= 30
+    large = audience(*range(4000))
+    assert feed.send(*[create("large", targeting=large)] * 3, expire("large")) == [FULL] * 3 + [Outcome.EXPIRE_UNKNOWN]
+    large = audience(*("x" * 50 + str(i) for i in range(400)))
+    assert feed.send(*[create("large", targeting=large)] * 3, expire("large")) == [APPLIED] * 4
+    assert all(len(source) <= packing.CACHED_SOURCE_BYTES_MAX for source, _ in feed.index.packer._records)
+
+
+def test_terms_of_fields() -> None:
+    feed = Feed(new_index(limits=ROOMY._replace(terms=OWN_TERMS + 20)))  # as many field terms
+    free = OWN_TERMS + 19
+    assert feed.send(*(create(str(i), advertiser_id=str(i)) for i in range(free + 2))) == [APPLIED] * free + [FULL] * 2
+    assert feed.send(modify("0", campaign_id="new"), modify("0", advertiser_id="1"), create("a", campaign_id="c")) == [
+        FULL, APPLIED, APPLIED,
+    ]  # fmt: skip
+    slot = feed.index.slot_of("0")
+    assert slot is not None
+    assert (feed.index.advertiser(slot), feed.index.campaign(slot)) == ("1", None)
+
+
 def test_terms_may_come_and_go_any_number_of_times_in_one_batch() -> None:
     """Each time an ad leaves a value its term is noted, to be given back after the batch; once is enough."""
     feed = Feed(new_index(limits=ROOMY._replace(terms=OWN_TERMS + 20)))
@@ -60,3 +158,117 @@ def test_terms_may_come_and_go_any_number_of_times_in_one_batch() -> None:
         flips = [modify("ad", targeting=audience(i % 2), advertiser_id=str(i % 2)) for i in range(3000)]
         assert set(feed.send(*flips)) == {APPLIED}
     assert feed.send(expire("ad")) == [APPLIED]
+
+
+def test_versions_of_expired_ads() -> None:
+    feed = Feed(new_index(limits=ROOMY._replace(expired=10)))
+    assert set(feed.send(*(create(str(i)) for i in range(12)), version=1)) == {APPLIED}
+    assert feed.send(*(expire(str(i)) for i in range(11)), version=2) == [APPLIED] * 10 + [FULL]
+    assert feed.eligible() == {"10", "11"}
+    assert feed.send(create("3"), version=2) == [Outcome.STALE]
+    assert feed.send(create("x"), expire("x"), expire("no such ad")) == [APPLIED, APPLIED, Outcome.EXPIRE_UNKNOWN]
+    feed.timestamp_ms += EXPIRED_VERSIONS_S * 1000 + 1
+    assert feed.send(create("3"), version=1) == [APPLIED]
+    assert feed.send(expire("10"), expire("11"), expire("3"), version=2) == [APPLIED] * 3
+    assert feed.eligible() == set()
+
+
+@pytest.mark.parametrize("lengths", [(64, 1), (1, 64), (64, 20, 5, 40, 1)])
+def test_ids_of_any_length_are_remembered_up_to_the_limit(lengths: tuple[int, ...]) -> None:
+    feed = Feed(new_index(limits=ROOMY._replace(expired=200)))
+    for length in lengths * 2:
+        names = [f"{i:0{length}}" if length > 2 else chr(256 + i)[:length] for i in range(200)]
+        assert set(feed.send(*(expire(name) for name in names), version=5)) == {Outcome.EXPIRE_UNKNOWN}
+        assert feed.send(create(names[0]), version=5) == [Outcome.STALE]
+        assert feed.send(expire("one more"), version=5) == [FULL]
+        feed.timestamp_ms += EXPIRED_VERSIONS_S * 1000 + 1
+
+
+def test_words_of_ids_and_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pool of words by itself: two blocks that only together are too large, and free blocks once it is full."""
+    monkeypatch.setattr(index_, "WORDS_MAX", 300)
+    feed = Feed(new_index(limits=ROOMY))
+    features = b"x" * 4 * 64  # 65 words, of which 96 are taken
+    outcomes = feed.send(*(create(f"{i:064}", features=features) for i in range(4)))
+    assert outcomes == [APPLIED, APPLIED, FULL, FULL]
+    third, first = f"{3:064}", f"{0:064}"
+    assert feed.send(create(third), modify(third, features=features)) == [APPLIED, FULL]
+    assert feed.send(modify(first, features=features)) == [FULL], "the old ones are given back once there is room"
+    assert (
+        feed.send(expire(f"{0:064}"), create(f"{1:064}", features=b""), create("a", features=features)) == [APPLIED] * 3
+    )
+    assert feed.index.ads.texts.state[pool_.FRONTIER] <= 300
+
+
+def test_words_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_, "WORDS_MAX", 64)
+    feed = Feed(new_index(limits=ROOMY))
+    size = cases.SCHEMA.fields["size"].index
+    wide = {size: tuple(f"{i}x1" for i in range(28))}  # 32 words
+    assert feed.send(create("a", fields=wide), create("b", fields=wide), create("c"), modify("c", fields=wide)) == [
+        APPLIED, FULL, APPLIED, FULL,
+    ]  # fmt: skip
+    assert feed.send(modify("a", fields={}), modify("c", fields=wide)) == [APPLIED, APPLIED]
+
+
+def test_words_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_, "WORDS_MAX", 300)
+    feed = Feed(new_index(limits=ROOMY))
+    for turn in range(3):
+        prices = [parsed({"attr": "price", "between": [turn, i]}) for i in range(30)]
+        outcomes = feed.send(*(create(str(i), targeting=prices[i]) for i in range(30)))
+        full = outcomes.index(FULL)
+        assert outcomes == [APPLIED] * full + [FULL] * (30 - full)
+        assert full > 20
+        assert set(feed.send(*(expire(str(i)) for i in range(full)))) == {APPLIED}
+        assert_empty(feed.index)
+
+
+def test_words_of_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is asked for every value of the targeting, as if each of its lists had to grow."""
+    monkeypatch.setattr(index_, "WORDS_MAX", 20_000)
+    feed = Feed(new_index(limits=ROOMY))
+    outcomes = feed.send(*(create(str(i), targeting=audience(*range(40 * i, 40 * i + 90))) for i in range(40)))
+    full = outcomes.index(FULL)
+    assert full > 5
+    assert set(outcomes[full:]) == {FULL}
+    assert feed.eligible(belongs_to(*range(4000))) == {str(i) for i in range(full)}
+    assert feed.send(create("small", targeting=audience(1)), *(expire(str(i)) for i in range(full))) == [APPLIED] * (
+        full + 1
+    )
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(ads=8192, targetings=60, terms=2000, expired=100),
+        Limits(ads=8192, targetings=2000, terms=OWN_TERMS + 5 * 168 + 120, expired=1000),
+        Limits(ads=8192, targetings=2000, terms=OWN_TERMS + 5 * 168 + 60, expired=30),
+    ],
+)
+def test_random_histories_at_the_limits(limits: Limits) -> None:
+    """What is refused for want of room is, to all that comes after, a bad event."""
+    r = random.Random(limits.terms)
+    twins = Twins(r, ids=200, limits=limits, targetings=30)
+    for _ in range(40):
+        twins.send([twins.event(r) for _ in range(r.randrange(1, 100))])
+        twins.ask([twins.request(r) for _ in range(2)])
+        twins.check()
+    assert twins.outcomes[FULL] > 50, twins.outcomes
+    assert twins.outcomes[APPLIED] > 200, twins.outcomes
+
+
+def test_a_schema_without_attributes() -> None:
+    """Only the schedule and the ad's own state decide, for any number of requests at once."""
+    index = Index(Schema.parse("[attributes]"), dim=8, gate_dim=4, precision=Precision.INT8, limits=ROOMY)
+    feed = Feed(index)
+    monday = tuple(range(24))
+    feed.send(create("always"), create("mondays", schedule=Schedule("UTC", monday)), create("paused", paused=True))
+    feed.send(create("but mondays", schedule=Schedule("UTC", tuple(range(24, 168)))))
+    hours_us = [(4 * 24 + hour) * 3_600_000_000 for hour in range(-8, 8)]  # 1970-01-05 was a Monday
+    selection = index.select([(RequestAttributes({}, "UTC"), now_us) for now_us in hours_us])
+    for i, now_us in enumerate(hours_us):
+        slots: list[int] = selection.slots[selection.first[i] : selection.first[i + 1]].tolist()
+        on_monday = now_us >= hours_us[8]
+        assert {index.ad_id(slot) for slot in slots} == {"always", "mondays" if on_monday else "but mondays"}
+    assert np.diff(selection.first).tolist() == [2] * 16

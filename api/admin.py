@@ -1,18 +1,22 @@
-"""The operator's routes: what the index holds, how ingest stands, and why an ad is not in an answer."""
+"""The operator's routes: what the index holds, how ingest and snapshots stand, and why an ad is not in an answer."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from api.bodies import read_json_body
 from api.config import FIELDS, shown_value
-from api.problems import UNAUTHORIZED, UNKNOWN_AD, Problem
+from api.problems import NO_SNAPSHOT, UNAUTHORIZED, UNKNOWN_AD, Problem
 from api.replies import json_response
 from api.requests import RequestParser, check_names, split, split_object
 from api.service import Service
+from api.snapshots import NotWritten, Snapshots
+from api.snapshots import shown as shown_snapshot
 from gpu_index import inspection
 from gpu_index.invalid_input import InvalidInput, shown
 from gpu_index.json_input import decode_json
@@ -54,6 +58,18 @@ def admin_router(service: Service) -> APIRouter:
     async def ingest() -> Response:
         return json_response(service.statistics.snapshot(time.time_ns() // 1000))
 
+    @router.get("/snapshots")
+    async def snapshots() -> Response:
+        return json_response(await asyncio.to_thread(snapshot_figures, service.snapshots))
+
+    @router.post("/snapshots")
+    async def write_snapshot() -> Response:
+        try:
+            done = await asyncio.shield(asyncio.wrap_future(service.snapshots.request()))
+        except NotWritten as reason:
+            raise Problem(NO_SNAPSHOT, str(reason)) from None
+        return json_response(shown_snapshot(done))
+
     @router.get("/config")
     async def config() -> Response:
         shown_settings = {
@@ -62,6 +78,14 @@ def admin_router(service: Service) -> APIRouter:
         return json_response({"settings": shown_settings})
 
     return router
+
+
+def snapshot_figures(snapshots: Snapshots) -> dict[str, Any]:
+    """How snapshots stand, and those on disk."""
+    try:
+        return {**snapshots.figures(), "snapshots": snapshots.list()}
+    except OSError as error:
+        return {**snapshots.figures(), "snapshots": None, "problem": f"{error}"}
 
 
 def read_explain(raw: bytes, parser: RequestParser) -> tuple[str, RetrievalRequest]:

@@ -37,12 +37,16 @@ def switch(name: str, what: str) -> Argument:
 
 
 SERVICE = tuple(name for name in FIELDS if name != "kafka")
+NOT_OF_THE_DEMO = (  # its topic, and so its snapshots, are gone when it ends
+    "kafka_bootstrap_servers", "topic", "dlq_topic", "group_id", "data_dir", "snapshot_interval_s",
+    "snapshots_kept",
+)  # fmt: skip
 
 COMMANDS = {
     "serve": Command("the service", SERVICE, with_kafka=True),
     "demo": Command(
         "everything on this machine: an embedded Kafka, a stream of sample ads, the service, one answer",
-        tuple(name for name in SERVICE if name not in ("kafka_bootstrap_servers", "topic", "dlq_topic", "group_id")),
+        tuple(name for name in SERVICE if name not in NOT_OF_THE_DEMO),
         (
             switch("--once", "print the one answer and exit"),
             Argument("--ads", {"type": int, "default": 2000, "metavar": "N", "help": "sample ads. Default: 2000."}),
@@ -73,6 +77,16 @@ COMMANDS = {
                 "--form",
                 {"choices": ("events", "targeting", "meta"), "help": "what the lines are, in place of finding out"},
             ),
+        ),
+    ),
+    "snapshot": Command(
+        "lists snapshots, verifies them, or has a running service write one",
+        ("data_dir", "port", "admin_token"),
+        (
+            Argument("action", {"choices": ("list", "verify", "create"), "help": "create asks the running service"}),
+            Argument("sequence", {"nargs": "?", "type": int, "metavar": "NUMBER", "help": "of one. Default: all."}),
+            switch("--json", "print the list as JSON, not as a table"),
+            Argument("--url", {"help": "the service's address. Default: this machine's, at its port."}),
         ),
     ),
     "config": Command(

@@ -58,6 +58,10 @@ def run(given: Sequence[str]) -> int:
         from api.demo import demo
 
         return demo(loaded, ads=arguments.ads, once=arguments.once)
+    if arguments.command == "snapshot":
+        from api.snapshot_command import snapshot_command
+
+        return snapshot_command(loaded.settings, arguments)
     from api.commands import COMMANDS
 
     return COMMANDS[arguments.command](loaded.settings, arguments)

@@ -36,8 +36,6 @@ KAFKA_SECRET = re.compile(r"password|passphrase|secret|private\.key|key\.pem|jaa
 # Settings of the contract that need what this version does not have: taking them in silence would mislead.
 NOT_IN_THIS_VERSION = {
     "model": "this version has no trained model: ads and requests bring their own vectors",
-    "data_dir": "this version writes no snapshots: at a start the index is built from the topic's beginning",
-    "snapshot_interval_s": "this version writes no snapshots: at a start the index is built from the topic's beginning",
 }
 
 
@@ -96,6 +94,11 @@ class Settings:
         86_400, "How long the version of an expired ad is remembered, by record timestamps.", minimum=0, maximum=2**31
     )
     currency: str = setting("USD", "Currency of bids and floors, an ISO 4217 code.")
+    data_dir: Path = setting(Path("mirach-data"), "Folder of the snapshots; each service needs its own.")
+    snapshot_interval_s: float = setting(
+        300.0, "Seconds between snapshots; 0: only on request and at an orderly stop.", minimum=0, maximum=86_400
+    )
+    snapshots_kept: int = setting(3, "Snapshots kept on disk.", minimum=1, maximum=1000)
     on_gap: Literal["refuse", "continue"] = setting(
         "refuse", "Offsets that the index needs are gone: stay not ready, or go on without them."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from pathlib import Path
 from typing import Any, Literal
 
 from api.config import FIELDS, HINTS, KAFKA_PREFIX, Loaded, environment_name, flag_name, shown_value
@@ -51,6 +52,8 @@ def in_force(loaded: Loaded) -> str:
 def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Path):
+        value = str(value)
     if isinstance(value, str):
         escaped = "".join(
             f"\\u{ord(char):04x}" if ord(char) < 32 or ord(char) == 127 else "\\" + char if char in '"\\' else char

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -31,9 +33,9 @@ PARTITIONS = 4
 EVENTS_PER_S = 50
 REQUESTS_TRIED = 50  # to show one that many ads compete for
 K = 10
-WAIT_MS = 60_000  # the first start of a machine compiles the kernels
+WAIT_MS = 60_000
 READY_POLL_S = 0.05
-READY_S = 300.0
+READY_S = 900.0  # the first start of a machine compiles the kernels
 STATUS_S = 1.0
 
 
@@ -61,8 +63,12 @@ def demo(loaded: Loaded, *, ads: int, once: bool) -> int:
         raise UserError(f"--ads must be at least 1, not {ads}")
     settings = replace(loaded.settings, log_level="warning", wait_ms_max=max(loaded.settings.wait_ms_max, WAIT_MS))
     set_up_logs(settings)
-    with as_user_errors(), EmbeddedBroker({settings.topic: PARTITIONS, settings.dlq_topic: 1}) as broker:
-        settings = replace(settings, kafka_bootstrap_servers=broker.bootstrap_servers, kafka={})
+    topics = {settings.topic: PARTITIONS, settings.dlq_topic: 1}
+    with as_user_errors(), TemporaryDirectory() as folder, EmbeddedBroker(topics) as broker:
+        settings = replace(
+            settings, kafka_bootstrap_servers=broker.bootstrap_servers, kafka={}, data_dir=Path(folder),
+            snapshot_interval_s=0,
+        )  # fmt: skip
         if loaded.sources["port"] == "default" and not is_free(settings.host, settings.port):
             settings = replace(settings, port=0)
         process = wire(Loaded(settings, loaded.sources))
@@ -113,7 +119,7 @@ class Show:
             out.print(answer_table(answer))
             out.print(answer_text(answer) + "\n")
         except (ProduceError, httpx.HTTPError) as error:
-            raise UserError(str(error)) from error
+            raise UserError(str(error) or f"no answer: {type(error).__name__}") from error
         if self.once:
             run.stop()
             return
@@ -122,9 +128,9 @@ class Show:
 
     async def wait_ready(self) -> None:
         deadline = time.monotonic() + READY_S
-        while not self.process.service.statistics.progress().ready:
+        while not (progress := self.process.service.progress()).ready:
             if time.monotonic() > deadline:
-                raise UserError(f"not ready: {self.process.service.statistics.progress().detail}")
+                raise UserError(f"not ready: {progress.detail}")
             await asyncio.sleep(READY_POLL_S)
 
     async def ask(self, offsets: dict[int, int]) -> tuple[dict[str, Any], dict[str, Any]]:

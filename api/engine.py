@@ -84,6 +84,7 @@ class Engine:
         self._calls: deque[tuple[Callable[[Index], Any], Future[Any]]] = deque()
         self._queued = 0  # requests in line or held
         self._stopping = False
+        self.failed = False  # by a fault of its own: the index may be half changed
         self._thread = threading.Thread(target=self._run, name="mirach-engine", daemon=True)
 
     def start(self) -> None:
@@ -149,6 +150,15 @@ class Engine:
             self._changed.notify_all()
         return future
 
+    def adopt(self, index: Index) -> Future[None]:
+        """From then on the engine has this index, which nobody else may use, in place of its own. Raises Stopped."""
+
+        def take(_: Index) -> None:
+            index.release_thread()
+            self.index = index
+
+        return self.call(take)
+
     def positions(self) -> dict[int, int]:
         """Partition -> next offset to be applied."""
         return dict(self.index.positions)
@@ -160,6 +170,7 @@ class Engine:
             while self._turn():
                 pass
         except BaseException:
+            self.failed = True
             log.exception("the engine stopped on a fault of its own")
             raise
         finally:

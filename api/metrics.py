@@ -47,9 +47,14 @@ class Histogram:
 class RequestMetrics:
     """What the HTTP side counts. Touched by the event loop's thread alone."""
 
+    begun: int = 0  # requests whose headers were read
     answered: dict[tuple[str, int], int] = field(default_factory=dict)  # by route and status
     seconds: dict[str, Histogram] = field(default_factory=dict)  # by route
     eligible: Histogram = field(default_factory=lambda: Histogram(ELIGIBLE_BUCKETS))
+
+    @property
+    def unanswered(self) -> int:
+        return self.begun - sum(self.answered.values())
 
     def observe(self, route: str, status: int, seconds: float) -> None:
         key = (route, status)
@@ -68,6 +73,7 @@ class Snapshot(Collector):
     index: Mapping[str, Any]  # Service.index_figures
     ingest: Mapping[str, Any]  # Statistics.snapshot
     freshness: Mapping[str, tuple[list[tuple[float, int]], float]]  # by kind: cumulative buckets, sum in seconds
+    snapshots: Mapping[str, Any]  # Snapshots.figures
     ready: bool
     build: Mapping[str, str]
 
@@ -83,6 +89,7 @@ class Snapshot(Collector):
         yield from self.engine_families(self.index["engine"])
         yield from self.index_families()
         yield from self.ingest_families()
+        yield from self.snapshot_families()
         yield from _process.collect()
 
     def request_families(self) -> Iterator[Metric]:
@@ -153,6 +160,21 @@ class Snapshot(Collector):
         for since, (within, total) in self.freshness.items():
             family.add_metric([since], buckets(within), total)
         yield family
+
+    def snapshot_families(self) -> Iterator[Metric]:
+        tries = {(outcome,): self.snapshots[outcome] for outcome in ("written", "failed", "skipped")}
+        yield counter("mirach_snapshots", "Snapshots tried, by what came of it.", tries, ("outcome",))
+        yield counter("mirach_snapshot_written_bytes", "Bytes of chunks written for snapshots.",
+                      {(): self.snapshots["bytes_written"]})  # fmt: skip
+        if self.snapshots["age_s"] is not None:
+            yield gauge("mirach_snapshot_age_seconds", "Since the newest good snapshot.",
+                        {(): self.snapshots["age_s"]})  # fmt: skip
+        last = self.snapshots["last"]
+        if last is None:
+            return
+        yield gauge("mirach_snapshot_bytes", "Size of the newest snapshot.", {(): last["bytes"]})
+        yield gauge("mirach_snapshot_seconds", "What writing the newest one took.", {(): last["seconds"]})
+        yield gauge("mirach_snapshot_pause_seconds", "What the engine waited for it.", {(): last["pause_ms"] / 1e3})
 
 
 def buckets(cumulative: Sequence[tuple[float, int]]) -> list[tuple[str, float]]:

@@ -153,6 +153,12 @@ def admin_paths(settings: Settings) -> Json:
             )
         },
         "/v1/admin/ingest": {"get": admin("ingest", "Positions, lag, outcomes and freshness of the ad events")},
+        "/v1/admin/snapshots": {
+            "get": admin("snapshots", "How snapshots stand, and those on disk"),
+            "post": admin(
+                "write_snapshot", "Writes a snapshot now, and answers when it is in place", (problems.NO_SNAPSHOT,)
+            ),
+        },
         "/v1/admin/config": {"get": admin("config", "The settings in force and where each came from")},
     }  # fmt: skip
 

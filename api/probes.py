@@ -24,7 +24,7 @@ def probe_router(service: Service) -> APIRouter:
     async def readiness() -> Response:
         if service.stopping:
             raise Problem(NOT_READY, "the service is stopping")
-        progress = service.statistics.progress()
+        progress = service.progress()
         if not progress.ready:
             raise Problem(NOT_READY, progress.detail, more={"progress": progress.partitions})
         return json_response({"status": "ready", "progress": progress.partitions})
@@ -37,7 +37,8 @@ def probe_router(service: Service) -> APIRouter:
             index=await service.index_figures(),
             ingest=service.statistics.snapshot(time.time_ns() // 1000),
             freshness={name: (held.cumulative(), held.sum_s) for name, held in histograms.items()},
-            ready=service.statistics.progress().ready and not service.stopping,
+            snapshots=service.snapshots.figures(),
+            ready=service.progress().ready and not service.stopping,
             build={"version": VERSION, **BACKEND, "precision": service.loaded.settings.precision},
         )
         return Response(snapshot.exposition(), media_type=CONTENT_TYPE)

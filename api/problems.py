@@ -33,6 +33,7 @@ INVALID_REQUEST = ProblemKind("invalid-request", 422, "The request is not valid"
 INTERNAL_ERROR = ProblemKind("internal-error", 500, "Something went wrong in the service")
 NOT_READY = ProblemKind("not-ready", 503, "The index is not ready")
 INDEX_BEHIND = ProblemKind("index-behind", 503, "The index has not reached the offsets asked for")
+NO_SNAPSHOT = ProblemKind("no-snapshot", 503, "No snapshot was written, the last one stays")
 OVERLOADED = ProblemKind("overloaded", 503, "Too many requests are waiting")
 
 

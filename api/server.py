@@ -1,9 +1,10 @@
 """The process: everything wired together, served, and brought to an orderly end.
 
-Three parties: the event loop on the main thread answers HTTP, the engine's thread owns the index, ingest's threads
-read Kafka. At SIGTERM: not ready at once; for `drain_s` everything goes on as before, so that load balancers can
-notice; then no new connections, every answer closes its connection, and when all is answered ingest commits, the
-engine ends and the process exits 0. A second signal exits at once.
+Four parties: the event loop on the main thread answers HTTP, the engine's thread owns the index, ingest's threads
+read Kafka, another writes snapshots. The start listens, looks at the topic, restores a snapshot of it and reads on from
+there. At SIGTERM: not ready at once; for `drain_s` everything goes on as before, so that load balancers can notice;
+then no new connections, every answer closes its connection, and when all is answered ingest commits, the engine ends, a
+last snapshot is written and the process exits 0. A second signal exits at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -25,23 +27,29 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.config import ConfigError, Loaded, Settings
-from api.engine import Engine
+from api.engine import Engine, Stopped
 from api.logs import set_up_logs
 from api.requests import RequestParser
 from api.service import Service
+from api.snapshots import Snapshots
 from api.user_errors import as_user_errors
 from api.warm_up import warm_up
+from gpu_index.disk import Folder
 from gpu_index.index import Index, Limits
+from gpu_index.manifest import Identity
 from gpu_index.schema import Schema
+from gpu_index.snapshot import DoesNotFit
 from ingest.config import IngestConfig
 from ingest.decode import Decoder
 from ingest.meta import compile_meta
 from ingest.places import Places
 from ingest.source import Ingest
+from ingest.watch import TopicView
 from kernels.precision import Precision
 
 LINGER_S = 1.0  # for clients that hold a connection open between requests: their next answer closes it
 INGEST_STOP_S = 10.0
+LOOK_S = 0.5  # between checks for a stop while the topic is waited for
 WATCH_S = 0.5
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
@@ -56,6 +64,7 @@ class Process:
     service: Service
     engine: Engine
     ingest: Ingest
+    snapshots: Snapshots
     app: FastAPI
     listener: socket.socket
 
@@ -70,23 +79,20 @@ def wire(loaded: Loaded) -> Process:
 
     Raises UserError: the port is taken, or a file, a Kafka property or the capacity cannot be used.
     """
-    with as_user_errors():
-        return wire_parts(loaded, listen(loaded.settings.host, loaded.settings.port))
+    listener = listen(loaded.settings.host, loaded.settings.port)
+    try:
+        with as_user_errors():
+            return wire_parts(loaded, listener)
+    except BaseException:
+        listener.close()
+        raise
 
 
 def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
     settings = loaded.settings
     schema = Schema.load(settings.schema)
     places = None if settings.places is None else Places.load(settings.places)
-    index = Index(
-        schema,
-        dim=settings.dim,
-        gate_dim=settings.gate_dim,
-        precision=Precision(settings.precision),
-        limits=Limits(ads=settings.ads_max, targetings=settings.targetings_max),
-        expired_versions_s=settings.expired_versions_s,
-    )
-    engine = Engine(index, clock_us=clock_us, requests_max=settings.request_queue_max)
+    engine = Engine(new_index(settings, schema), clock_us=clock_us, requests_max=settings.request_queue_max)
     decoder = Decoder(
         schema,
         dim=settings.dim,
@@ -95,8 +101,42 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
         event_bytes_max=settings.event_bytes_max,
     )
     ingest = Ingest(ingest_config(settings), schema, decoder, engine.offer)
-    service = Service(loaded, schema, RequestParser.of(schema, settings), engine, ingest.statistics)
-    return Process(service, engine, ingest, create_app(service), listener)
+    snapshots = Snapshots(
+        Folder(settings.data_dir),
+        engine,
+        ingest.wait_safe,
+        interval_s=settings.snapshot_interval_s,
+        kept=settings.snapshots_kept,
+        clock_us=clock_us,
+    )
+    service = Service(loaded, schema, RequestParser.of(schema, settings), engine, ingest.statistics, snapshots)
+    return Process(service, engine, ingest, snapshots, create_app(service), listener)
+
+
+def new_index(settings: Settings, schema: Schema) -> Index:
+    """An empty one. Raises AddressSpaceError."""
+    return Index(
+        schema,
+        dim=settings.dim,
+        gate_dim=settings.gate_dim,
+        precision=Precision(settings.precision),
+        limits=Limits(ads=settings.ads_max, targetings=settings.targetings_max),
+        expired_versions_s=settings.expired_versions_s,
+    )
+
+
+def identity_of(settings: Settings, schema: Schema, view: TopicView) -> Identity:
+    """What a snapshot must be of to be restored here."""
+    return Identity(
+        topic=settings.topic,
+        topic_id=view.topic_id,
+        cluster_id=view.cluster_id,
+        schema_fingerprint=schema.fingerprint,
+        model_fingerprint=None,
+        dim=settings.dim,
+        gate_dim=settings.gate_dim,
+        precision=settings.precision,
+    )
 
 
 def ingest_config(settings: Settings) -> IngestConfig:
@@ -172,10 +212,12 @@ class Run:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.on_signal, number)
         process = self.process
+        await asyncio.to_thread(process.snapshots.lock)
+        process.service.loading = True
         process.engine.start()
-        process.engine.call(timed_warm_up).add_done_callback(say_failure)
-        process.ingest.start()
+        process.engine.call(timed_warm_up).add_done_callback(self._loaded)
         log.info("listening on %s, backend cpu, precision %s", process.address, self.settings.precision)
+        begin = asyncio.create_task(self._begin())
         watch = asyncio.create_task(self._watch())
         companion = asyncio.create_task(self._accompany(beside))
         try:
@@ -183,12 +225,50 @@ class Run:
         finally:
             watch.cancel()
             companion.cancel()
+            await asyncio.wait([begin], timeout=INGEST_STOP_S)
+            await asyncio.to_thread(process.snapshots.stop)
             await asyncio.to_thread(process.ingest.stop, INGEST_STOP_S)
             await asyncio.to_thread(process.engine.stop, INGEST_STOP_S)
+            await asyncio.to_thread(process.snapshots.finish)
         if self._raised is not None:
             raise self._raised
-        log.info("stopped, exit code %d", self.exit_code)
+        counts = process.service.metrics
+        log.info(
+            "stopped: %d requests answered, %d not, exit code %d",
+            counts.begun - counts.unanswered, counts.unanswered, self.exit_code,
+        )  # fmt: skip
         return self.exit_code
+
+    async def _begin(self) -> None:
+        """Once the topic is there: restores a snapshot of it, and reads on from where it stands."""
+        try:
+            view = None
+            while view is None:
+                if self._stopping is not None:
+                    return
+                view = await asyncio.to_thread(self.process.ingest.look, LOOK_S)
+            await in_daemon(partial(self._restore_and_read, view))
+        except Stopped:
+            pass
+        except Exception as error:
+            if not isinstance(error, DoesNotFit):
+                log.exception("the start failed")
+            log.critical("stopping: %s", error)
+            self.stop(exit_code=1)
+
+    def _restore_and_read(self, view: TopicView) -> None:
+        process, schema = self.process, self.process.service.schema
+        start_offsets = process.snapshots.restore(
+            identity_of(self.settings, schema, view), lambda: new_index(self.settings, schema)
+        )
+        process.ingest.start(start_offsets, view.topic_id)
+        process.snapshots.start()
+
+    def _loaded(self, warmed: Future[None]) -> None:
+        """Ready as far as the kernels are concerned, or as good as it gets."""
+        if not warmed.cancelled() and (error := warmed.exception()) is not None:
+            log.error("the kernels could not be loaded beforehand", exc_info=error)
+        self.process.service.loading = False
 
     async def _accompany(self, beside: Callable[[Run], Awaitable[None]] | None) -> None:
         try:
@@ -234,17 +314,26 @@ class Run:
             await asyncio.sleep(WATCH_S)
 
 
+def in_daemon(function: Callable[[], None]) -> asyncio.Future[None]:
+    """Runs a function on a thread that the end of the process does not wait for."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            function()
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="mirach-start", daemon=True).start()
+    return asyncio.wrap_future(done)
+
+
 def timed_warm_up(index: Index) -> None:
     """On the engine's thread, before its first events."""
     began = time.perf_counter()
     warm_up(index.schema, index.dim, index.gate_dim, index.precision)
     log.info("kernels are loaded after %.1f s", time.perf_counter() - began)
-
-
-def say_failure(warmed: Future[None]) -> None:
-    error = warmed.exception()
-    if error is not None:
-        log.error("the kernels could not be warmed up", exc_info=error)
 
 
 def serve(loaded: Loaded) -> int:

@@ -13,10 +13,11 @@ from api.engine import Engine, IndexBehind, QueueFull, Stopped
 from api.metrics import RequestMetrics
 from api.problems import INDEX_BEHIND, NOT_READY, OVERLOADED, Problem
 from api.requests import RequestParser, check_partitions
+from api.snapshots import Snapshots
 from gpu_index.index import Index
 from gpu_index.inspection import describe
 from gpu_index.schema import Schema
-from ingest.statistics import Statistics
+from ingest.statistics import Progress, Statistics
 from scoring.request import Answer, Request
 
 T = TypeVar("T")
@@ -34,7 +35,9 @@ class Service:
     parser: RequestParser
     engine: Engine
     statistics: Statistics
+    snapshots: Snapshots
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    loading: bool = False  # the kernels: not ready
     stopping: bool = False  # at SIGTERM: not ready, but what comes in is still answered
     _ready_until: float = 0.0
 
@@ -44,10 +47,18 @@ class Service:
         now = monotonic()
         if now < self._ready_until:
             return
-        progress = self.statistics.progress()
+        progress = self.progress()
         if not progress.ready:
             raise Problem(NOT_READY, progress.detail, more={"progress": progress.partitions})
         self._ready_until = now + READY_BELIEVED_S
+
+    def progress(self) -> Progress:
+        """How far it is from being ready, in its words."""
+        if self.loading:
+            return Progress(False, "loading the kernels, which the first start on a machine compiles", {})
+        if self.snapshots.restoring is not None:
+            return Progress(False, self.snapshots.restoring, {})
+        return self.statistics.progress()
 
     def check_partitions(self, request: Request) -> None:
         """Raises InvalidInput where `min_offsets` names a partition that the topic does not have."""

@@ -19,6 +19,7 @@ import gc
 import os
 import select
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -28,6 +29,7 @@ import msgspec
 
 NICENESS = 10  # of the child: queries come first
 REPORT_BYTES_MAX = 1 << 20
+CANCELLED_POLL_MS = 50
 STANDARD_DESCRIPTORS = 3
 DESCRIPTORS_MAX = 1 << 20
 
@@ -78,10 +80,11 @@ def fork(work: Callable[[Callable[[], None]], object], keep_open: Iterable[int] 
     return Child(pid, report)
 
 
-def wait(child: Child, timeout_s: float) -> msgspec.Raw:
-    """The result as JSON, once the child has ended; one that takes longer is killed. Raises ChildFailed."""
+def wait(child: Child, timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> msgspec.Raw:
+    """The result as JSON, once the child has ended; one that takes longer, or is cancelled, is killed. Raises
+    ChildFailed."""
     try:
-        return _result(child, timeout_s)
+        return _result(child, timeout_s, cancelled)
     finally:
         with suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)
@@ -89,13 +92,17 @@ def wait(child: Child, timeout_s: float) -> msgspec.Raw:
         os.close(child.report)
 
 
-def _result(child: Child, timeout_s: float) -> msgspec.Raw:
+def _result(child: Child, timeout_s: float, cancelled: Callable[[], bool]) -> msgspec.Raw:
     poll = select.poll()
     poll.register(child.report, select.POLLIN)
+    deadline = time.monotonic() + timeout_s
     data = b""
     while True:
-        if not poll.poll(timeout_s * 1000):
-            raise ChildFailed(f"it took longer than {timeout_s:g} s")
+        while not poll.poll(CANCELLED_POLL_MS):
+            if cancelled():
+                raise ChildFailed("it was not waited for")
+            if time.monotonic() > deadline:
+                raise ChildFailed(f"it took longer than {timeout_s:g} s")
         piece = os.read(child.report, REPORT_BYTES_MAX)
         if not piece:
             break

@@ -75,7 +75,7 @@ class StoredGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     sequence: int
-    created: str  # RFC 3339
+    created_us: int  # microseconds since 1970
     identity: Identity
     offsets: dict[int, int]  # partition -> the next offset to read
     now_us: int  # the engine's clock

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpu_index.index import Index
 from gpu_index.manifest import Damaged, Identity, Manifest, difference
-from gpu_index.snapshot import load
+from gpu_index.snapshot import DoesNotFit, load
 from gpu_index.store import Store
 
 _LOG = logging.getLogger("mirach.snapshots")
@@ -46,6 +46,8 @@ def restore(
             reason = f"it is {other}"
         except Damaged as damage:
             reason = str(damage)
+        except DoesNotFit as error:
+            raise DoesNotFit(f"snapshot {sequence} does not fit: {error}") from None
         passed_over.append(PassedOver(sequence, reason))
         _LOG.warning("snapshot %d is passed over: %s", sequence, reason)
     return Restored(new_index(), None, passed_over)

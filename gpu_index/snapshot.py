@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpu_index.index import Index
 from gpu_index.layout import Group, capacity, groups
-from gpu_index.manifest import FORMAT, Chunk, Column, Damaged, Identity, Manifest, StoredGroup, moment
+from gpu_index.manifest import FORMAT, Chunk, Column, Damaged, Identity, Manifest, StoredGroup
 from gpu_index.schema import Kind
 from gpu_index.store import Store
 from gpu_index.vocabulary import Key, Vocabulary
@@ -67,7 +67,7 @@ def write(
     manifest = Manifest(
         format=FORMAT,
         sequence=sequence,
-        created=moment(created_us),
+        created_us=created_us,
         identity=identity,
         offsets=dict(sorted(index.positions.items())),
         now_us=index.now_us,

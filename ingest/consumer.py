@@ -78,9 +78,11 @@ class Reader:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mirach-consumer", daemon=True)
 
-    def start(self, start_offsets: Mapping[int, int]) -> None:
-        """Reads on from these offsets (partition -> next one to read); partitions not named from their beginning."""
+    def start(self, start_offsets: Mapping[int, int], topic_id: str | None) -> None:
+        """Reads on from these offsets (partition -> next one to read) of the topic with this id; partitions not named
+        from their beginning."""
         self._start_offsets = dict(start_offsets)
+        self._topic_id = topic_id
         self._thread.start()
 
     def stop(self) -> None:
@@ -125,9 +127,9 @@ class Reader:
             return
         first, self._seen = self._seen is None, view
         self._statistics.topic_seen(view.topic_id, view.partitions)
-        if first:
+        if self._topic_id is None:
             self._topic_id = view.topic_id
-        elif None not in (view.topic_id, self._topic_id) and view.topic_id != self._topic_id:
+        elif view.topic_id not in (None, self._topic_id):
             self._topic_replaced()
             return
         for lane in list(self._lanes.values()):
@@ -220,6 +222,8 @@ class Reader:
     def _topic_replaced(self) -> None:
         """What was received and not handed on may be of the other topic."""
         self._replaced = True
+        if not self._lanes:  # nothing was read yet, so nothing can be held: only another start can find out more
+            self._statistics.failed(f"topic {self._config.topic} was deleted and made again during the start")
         self._waiting = None
         for lane in self._lanes.values():
             lane.forget()

@@ -71,12 +71,13 @@ class Ingest:
             self._watcher.start()
         return self._watcher.wait(timeout_s)
 
-    def start(self, start_offsets: Mapping[int, int] | None = None) -> None:
+    def start(self, start_offsets: Mapping[int, int] | None = None, topic_id: str | None = None) -> None:
         """Reads on from these offsets (partition -> the next one to read); partitions not named, and all without,
-        from their beginning. Waits for nothing: a topic that is not there yet is waited for in the background."""
+        from their beginning. Waits for nothing: a topic that is not there yet is waited for in the background.
+        `topic_id`: of the topic that the offsets are of; one with another id is not read."""
         self.look(0)
         self._accounting.start()
-        self._reader.start(start_offsets or {})
+        self._reader.start(start_offsets or {}, topic_id)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Reads no more; then, for at most this long, waits for the engine to apply what it has (so it must still be

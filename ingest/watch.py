@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ class TopicView(msgspec.Struct, frozen=True):
     look: int  # which look at the topic this was, the first is 1
     absences: int  # how many looks before it found no such topic
     topic_id: str | None  # None: the broker has no topic ids
+    cluster_id: str | None  # None: the broker does not say
     partitions: int
     bounds: dict[int, tuple[int, int]]  # partition -> first offset, end (of what is committed)
 
@@ -56,6 +58,7 @@ class TopicWatcher:
         self._logged_at: float | None = None
         self._view: TopicView | None = None
         self._problem: str | None = None  # why the last look saw nothing; None if it did
+        self._cluster_id: str | None = None
         self.looks = 0  # how many have begun
         self.absences = 0  # how many found that there is no such topic
         self._thread = threading.Thread(target=self._run, name="mirach-topic-watcher", daemon=True)
@@ -114,9 +117,17 @@ class TopicWatcher:
             look=self.looks,
             absences=self.absences,
             topic_id=None if topic_id == NO_TOPIC_ID else topic_id,
+            cluster_id=self._look_at_cluster(),
             partitions=len(partitions),
             bounds={each: (firsts[each], ends[each]) for each in partitions if each in firsts and each in ends},
         )
+
+    def _look_at_cluster(self) -> str | None:
+        if self._cluster_id is None:
+            with suppress(KafkaException):  # not every broker tells everyone
+                cluster = self._result(self._admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S))
+                self._cluster_id = cluster.cluster_id
+        return self._cluster_id
 
     def _offsets(self, partitions: list[int], spec: OffsetSpec) -> dict[int, int]:
         asked = self._admin.list_offsets(

@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -15,8 +17,11 @@ from api.config import Loaded, Settings, load
 from api.engine import Engine
 from api.requests import RequestParser
 from api.service import Service
+from api.snapshots import Snapshots
+from gpu_index.disk import Folder
 from gpu_index.events import AdEvent, Batch, Outcome
 from gpu_index.index import Index, Limits
+from gpu_index.manifest import Identity
 from gpu_index.schema import Schema
 from ingest.decode import Decoder
 from ingest.meta import compile_meta
@@ -34,13 +39,16 @@ class Running:
         """`ready`: the topic was caught up with. `started`: the engine runs; else requests wait for `start`."""
         self.loaded = Loaded(replace(Settings(), **settings), load({}, [], {}, None).sources)
         given = self.loaded.settings
-        index = Index(
-            SCHEMA, dim=given.dim, gate_dim=given.gate_dim, precision=Precision(given.precision), limits=LIMITS
-        )
         self.statistics = Statistics(given.topic)
-        self.engine = Engine(index, clock_us=clock_us, requests_max=given.request_queue_max)
+        self.engine = Engine(new_index(given), clock_us=clock_us, requests_max=given.request_queue_max)
+        self._folder = TemporaryDirectory()
+        self.safe = True  # whether all dead letters were sent
+        self.snapshots = Snapshots(
+            Folder(Path(self._folder.name)), self.engine, lambda _offsets, _timeout_s: self.safe,
+            interval_s=given.snapshot_interval_s, kept=given.snapshots_kept, clock_us=clock_us,
+        )  # fmt: skip
         self.service = Service(
-            self.loaded, SCHEMA, RequestParser.of(SCHEMA, given), self.engine, self.statistics
+            self.loaded, SCHEMA, RequestParser.of(SCHEMA, given), self.engine, self.statistics, self.snapshots
         )
         self._loop = asyncio.Runner()
         self.app = create_app(self.service)
@@ -54,6 +62,13 @@ class Running:
         if started:
             self.engine.start()
             self.take()
+
+    def begin(self) -> None:
+        """Restores what is there, and writes snapshots from now on."""
+        given = self.loaded.settings
+        identity = Identity("t", "i", "c", SCHEMA.fingerprint, None, given.dim, given.gate_dim, given.precision)
+        self.snapshots.restore(identity, lambda: new_index(given))
+        self.snapshots.start()
 
     def take_up(self, end_at_start: int) -> None:
         """The topic's one partition is read from its beginning; it ended there."""
@@ -104,7 +119,13 @@ class Running:
     def close(self) -> None:
         self._loop.run(self._client.aclose())
         self._loop.close()
+        self.snapshots.stop()
         self.engine.stop()
+        self._folder.cleanup()
+
+
+def new_index(given: Settings) -> Index:
+    return Index(SCHEMA, dim=given.dim, gate_dim=given.gate_dim, precision=Precision(given.precision), limits=LIMITS)
 
 
 def clock_us() -> int:

@@ -119,7 +119,7 @@ def test_a_body_that_is_no_request_is_a_problem(
 def test_addresses_and_methods_that_do_not_exist_are_problems(service: Running) -> None:
     problem(service.get("/"), 404, "not-found")
     problem(service.get("/v1/retrieve/"), 404, "not-found")
-    problem(service.get("/v1/admin/snapshots"), 404, "not-found")
+    problem(service.get("/v1/admin/model"), 404, "not-found")
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
         response = service.request(method, "/v1/retrieve")
         problem(response, 405, "method-not-allowed")
@@ -238,3 +238,12 @@ def test_a_fault_of_ours_is_a_problem_without_its_insides(start: Start, caplog: 
     assert "NoneType" not in json.dumps(document)
     assert "find-me" in caplog.text
     assert 'mirach_http_requests_total{route="/v1/retrieve",status="500"} 1.0' in running.get("/metrics").text
+
+
+def test_while_the_kernels_are_loaded_it_is_not_ready(start: Start) -> None:
+    running = start()
+    running.service.loading = True
+    assert "kernels" in problem(running.get("/readyz"), 503, "not-ready")["detail"]
+    problem(running.post("/v1/retrieve", US), 503, "not-ready")
+    running.service.loading = False
+    assert running.post("/v1/retrieve", US).status_code == 200

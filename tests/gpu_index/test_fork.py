@@ -63,6 +63,11 @@ def test_a_child_that_takes_too_long_is_killed() -> None:
         wait(child, 0.05)
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
+    child = fork(lambda _alive: threading.Event().wait())
+    with pytest.raises(ChildFailed, match="not waited for"):
+        wait(child, WAIT_S, lambda: True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
 
 
 def test_the_child_lets_go_of_what_it_does_not_need() -> None:

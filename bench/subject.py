@@ -11,6 +11,7 @@ import asyncio
 import time
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from bench.traffic import match_bytes
 from gpu_index.events import Batch, Outcome
 from gpu_index.index import Index
 from gpu_index.inspection import describe
+from gpu_index.schema import Schema
 from gpu_index.values import RequestAttributes, parse_attributes
 from ingest.decode import Decoder
 from kernels.match import BATCH_MAX
@@ -74,11 +76,23 @@ class Options(msgspec.Struct, frozen=True):
         }
 
 
+def compile_kernels(raw: bytes) -> None:
+    """Leaves every kernel on disk: a process that compiles keeps the compiler's memory, some hundreds of megabytes."""
+    options = msgspec.json.decode(raw, type=Options)
+    warm_up(Schema.load(None), options.dim, options.gate_dim, Precision(options.precision))
+    read_bandwidth(0.0)
+
+
 def run_subject(pipe: Connection, raw: bytes) -> None:
     """Loads, measures from inside, serves. Sends what it found, then its port, then the answers to the parent's words:
     b"ingest" the figures of /v1/admin/ingest, b"stop" ends it."""
     options = msgspec.json.decode(raw, type=Options)
-    process = wire(load(options.flags(), [], {}, None))
+    with TemporaryDirectory() as folder:
+        _run_subject(pipe, options, {**options.flags(), "data_dir": folder, "snapshot_interval_s": "0"})
+
+
+def _run_subject(pipe: Connection, options: Options, flags: dict[str, str]) -> None:
+    process = wire(load(flags, [], {}, None))
     index = process.engine.index
     warm_up(index.schema, options.dim, options.gate_dim, Precision(options.precision))
     pipe.send_bytes(msgspec.json.encode(measure_inside(index, options)))

@@ -19,10 +19,12 @@ from gpu_index.events import (
     ParsedTargeting,
 )
 from gpu_index.index import Index, Limits
+from gpu_index.inspection import describe
 from gpu_index.schema import ADVERTISER_ID, Schema
 from gpu_index.targeting import All, In
 from gpu_index.values import RequestAttributes
 from kernels.precision import Precision
+from scoring.explain import explain
 from scoring.request import Pathway, Request
 from scoring.retrieve import retrieve
 from scoring.user import User
@@ -31,7 +33,7 @@ SMALL = Limits(ads=8192, targetings=8192, terms=8192, expired=64)
 
 
 def warm_up(schema: Schema, dim: int, gate_dim: int, precision: Precision) -> None:
-    """Runs events and requests of every kind through a small index of the same shape."""
+    """Runs events, requests and an operator's questions of every kind through a small index of the same shape."""
     index = Index(schema, dim=dim, gate_dim=gate_dim, precision=precision, limits=SMALL)
     patch = AdPatch(
         advertiser_id="1", campaign_id="1", bid=1.0, paused=False, start_us=ALWAYS_FROM_US, end_us=ALWAYS_UNTIL_US,
@@ -53,3 +55,5 @@ def warm_up(schema: Schema, dim: int, gate_dim: int, precision: Precision) -> No
     requests = [Request(RequestAttributes({}), (pathway,), exclude_ads=("2",), now_us=now_us) for now_us in (None, 0)]
     answers = retrieve(index, requests)
     assert [len(answer.results) for answer in answers] == [1, 1], answers
+    assert explain(index, "1", requests[0]) is not None
+    describe(index)

@@ -27,6 +27,7 @@ from kernels.program import NO_ZONE, SCHEDULE_WORDS
 CACHED_TARGETINGS_MAX = 8192
 CACHED_SOURCE_BYTES_MAX = 16_384  # a longer targeting is rarely shared, and would take much of the cache's memory
 SEEN_MAX = 65_536
+NOTHING = bytes(4)  # in place of no words at all
 EVERYONE = ParsedTargeting(b"", All(()))
 _KINDS = {
     EventKind.CREATE: k.CREATE,
@@ -66,7 +67,7 @@ class Packer:
                 rows.append(self._row(event, out, embeddings, gates))
             except VocabularyFull:
                 break
-        words = np.frombuffer(bytes(out), np.uint32) if out else np.zeros(1, np.uint32)
+        words = np.frombuffer(bytes(out or NOTHING), np.uint32)  # read-only always: a kernel is compiled for what it is
         packed = np.array(rows, k.EVENT)
         embedding, embedding_scale = self._stored(embeddings, self.dim, packed["embedding"])
         gate, gate_scale = self._stored(gates, self.gate_dim, packed["gate"])

@@ -33,7 +33,7 @@ from api.requests import RequestParser
 from api.service import Service
 from api.snapshots import Snapshots
 from api.user_errors import as_user_errors
-from api.warm_up import warm_up
+from api.warm_up import compile_apart, warm_up
 from gpu_index.disk import Folder
 from gpu_index.index import Index, Limits
 from gpu_index.manifest import Identity
@@ -332,6 +332,7 @@ def in_daemon(function: Callable[[], None]) -> asyncio.Future[None]:
 def timed_warm_up(index: Index) -> None:
     """On the engine's thread, before its first events."""
     began = time.perf_counter()
+    compile_apart(index.precision)
     warm_up(index.schema, index.dim, index.gate_dim, index.precision)
     log.info("kernels are loaded after %.1f s", time.perf_counter() - began)
 

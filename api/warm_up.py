@@ -1,10 +1,14 @@
 """Loads every kernel before the first event and request, so that these wait for no compiler.
 
-The first start on a machine compiles the kernels, which takes a minute or so, and keeps them on disk; later starts read
-them back in a few seconds.
+The first start on a machine compiles the kernels, which takes a minute or so, and keeps them on disk; later starts
+read them back in a second. What compiles keeps some hundreds of megabytes for it, so a process of its own does it.
 """
 
 from __future__ import annotations
+
+import logging
+import subprocess
+import sys
 
 import numpy as np
 
@@ -23,6 +27,7 @@ from gpu_index.inspection import describe
 from gpu_index.schema import ADVERTISER_ID, Schema
 from gpu_index.targeting import All, In
 from gpu_index.values import RequestAttributes
+from kernels import compiled_mark
 from kernels.precision import Precision
 from scoring.explain import explain
 from scoring.request import Pathway, Request
@@ -30,6 +35,22 @@ from scoring.retrieve import retrieve
 from scoring.user import User
 
 SMALL = Limits(ads=8192, targetings=8192, terms=8192, expired=64)
+log = logging.getLogger("mirach.warm_up")
+
+
+def compile_apart(precision: Precision) -> None:
+    """Has the kernels compiled by a process of its own where no start has done so yet. Should that fail, `warm_up`
+    compiles them here."""
+    mark = compiled_mark(precision)
+    if mark is None or mark.exists():
+        return
+    log.info("compiling the kernels for %s, once on this machine: about a minute", precision)
+    command = [sys.executable, "-m", "api.warm_up", precision]
+    child = subprocess.run(command, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 — our own words
+    if child.returncode:
+        log.warning("the compiling process ended with exit code %d; compiling here", child.returncode)
+    else:
+        mark.touch()
 
 
 def warm_up(schema: Schema, dim: int, gate_dim: int, precision: Precision) -> None:
@@ -57,3 +78,7 @@ def warm_up(schema: Schema, dim: int, gate_dim: int, precision: Precision) -> No
     assert [len(answer.results) for answer in answers] == [1, 1], answers
     assert explain(index, "1", requests[0]) is not None
     describe(index)
+
+
+if __name__ == "__main__":
+    warm_up(Schema.load(), 64, 16, Precision(sys.argv[1]))

@@ -43,3 +43,9 @@ def _keep_compiled() -> None:
 
 
 _keep_compiled()
+
+
+def compiled_mark(name: str) -> Path | None:
+    """A file that says of these sources that kernels of this name have been compiled; None where they are not kept."""
+    folder = numba.config.CACHE_DIR  # type: ignore[attr-defined]
+    return Path(folder) / f"compiled-{name}" if folder else None

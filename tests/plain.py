@@ -132,7 +132,11 @@ class PlainIndex:
             return False
         if ad.schedule is not None and hour_of_week(ad.schedule.timezone, now_us) not in ad.schedule.hours:
             return False
-        return ad.targeting is None or evaluate(ad.targeting.expression, values)
+        return ad.targeting is None or self.matches(ad.targeting, values)
+
+    def matches(self, targeting: ParsedTargeting, values: Values) -> bool:
+        """Whether a targeting is true of a request's values. A test of many ads may remember it for those that share one."""
+        return evaluate(targeting.expression, values)
 
     def eligible(self, request: Request, now_us: int) -> dict[str, PlainAd]:
         """The ads that match a request, before filters, exclusions and caps."""

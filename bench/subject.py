@@ -72,7 +72,7 @@ class Options(msgspec.Struct, frozen=True):
             "gate_dim": str(self.gate_dim),
             "experts": str(self.experts),
             "precision": self.precision,
-            "log_level": "warning",
+            "log_level": "error",  # warnings speak of the partition that was loaded beforehand
         }
 
 

@@ -135,7 +135,7 @@ class PlainIndex:
         return ad.targeting is None or self.matches(ad.targeting, values)
 
     def matches(self, targeting: ParsedTargeting, values: Values) -> bool:
-        """Whether a targeting is true of a request's values. A test of many ads may remember it for those that share one."""
+        """Whether a targeting is true of a request's values; apart, so that ads that share it may share the answer."""
         return evaluate(targeting.expression, values)
 
     def eligible(self, request: Request, now_us: int) -> dict[str, PlainAd]:

@@ -29,7 +29,7 @@ from bench.ads import changes, requests
 from bench.http_load import in_a_process
 from bench.machine import describe_machine
 from bench.report import lines_of
-from bench.subject import Options, compile_kernels, run_subject
+from bench.subject import Options, run_subject
 from ingest.config import IngestConfig
 from ingest.embedded import EmbeddedBroker
 from ingest.produce import produce
@@ -97,9 +97,6 @@ def measure(options: Options) -> dict[str, Any]:
     with EmbeddedBroker(topics) as broker:
         options = msgspec.structs.replace(options, bootstrap_servers=broker.bootstrap_servers)
         context = multiprocessing.get_context("spawn")
-        compiling = context.Process(target=compile_kernels, args=(msgspec.json.encode(options),))
-        compiling.start()
-        compiling.join()
         here, there = multiprocessing.Pipe()
         subject = context.Process(target=run_subject, args=(there, msgspec.json.encode(options)))
         subject.start()

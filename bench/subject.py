@@ -19,7 +19,7 @@ import numpy as np
 
 from api.config import load
 from api.server import Run, runner, wire
-from api.warm_up import warm_up
+from api.warm_up import compile_apart, warm_up
 from bench.ads import requests
 from bench.feed import feed
 from bench.machine import resident_bytes
@@ -27,7 +27,6 @@ from bench.traffic import match_bytes
 from gpu_index.events import Batch, Outcome
 from gpu_index.index import Index
 from gpu_index.inspection import describe
-from gpu_index.schema import Schema
 from gpu_index.values import RequestAttributes, parse_attributes
 from ingest.decode import Decoder
 from kernels.match import BATCH_MAX
@@ -76,13 +75,6 @@ class Options(msgspec.Struct, frozen=True):
         }
 
 
-def compile_kernels(raw: bytes) -> None:
-    """Leaves every kernel on disk: a process that compiles keeps the compiler's memory, some hundreds of megabytes."""
-    options = msgspec.json.decode(raw, type=Options)
-    warm_up(Schema.load(None), options.dim, options.gate_dim, Precision(options.precision))
-    read_bandwidth(0.0)
-
-
 def run_subject(pipe: Connection, raw: bytes) -> None:
     """Loads, measures from inside, serves. Sends what it found, then its port, then the answers to the parent's words:
     b"ingest" the figures of /v1/admin/ingest, b"stop" ends it."""
@@ -94,6 +86,7 @@ def run_subject(pipe: Connection, raw: bytes) -> None:
 def _run_subject(pipe: Connection, options: Options, flags: dict[str, str]) -> None:
     process = wire(load(flags, [], {}, None))
     index = process.engine.index
+    compile_apart(index.precision)
     warm_up(index.schema, options.dim, options.gate_dim, Precision(options.precision))
     pipe.send_bytes(msgspec.json.encode(measure_inside(index, options)))
 

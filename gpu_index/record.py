@@ -91,7 +91,7 @@ def _encode_between(leaf: Between, kind: Kind, words: list[int]) -> None:
 def decode(
     words: NDArray[np.uint32], at: int, attributes: Sequence[Attribute], value_of: Callable[[int, int], Value]
 ) -> Expression:
-    """The expression at words[at]; `value_of` gives the value of an attribute's term. Lists are in the order of terms."""
+    """The expression at words[at], lists in the order of terms. `value_of`: the value of an attribute's term."""
     return _decode(words, at, attributes, value_of)[0]
 
 

@@ -1,4 +1,4 @@
-"""Random targetings and requests over a small schema that has every kind of attribute: small ranges, so that they meet."""
+"""Random targetings and requests over a small schema with every kind of attribute: small ranges, so that they meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real requests, targetings and a real broker may lie in a folder beside the checkout; tests that need them skip without."""
+"""Real requests, targetings and a real broker may lie beside the checkout; tests that need them skip without."""
 
 from __future__ import annotations
 

@@ -7,7 +7,16 @@ import random
 import pytest
 
 from gpu_index.evaluate import evaluate
-from gpu_index.events import ALWAYS_FROM_US, ALWAYS_UNTIL_US, AdEvent, AdPatch, Batch, EventKind, Outcome, ParsedTargeting
+from gpu_index.events import (
+    ALWAYS_FROM_US,
+    ALWAYS_UNTIL_US,
+    AdEvent,
+    AdPatch,
+    Batch,
+    EventKind,
+    Outcome,
+    ParsedTargeting,
+)
 from gpu_index.index import Index, Limits
 from gpu_index.targeting import parse_expression
 from gpu_index.values import parse_attributes, request_values
@@ -38,7 +47,8 @@ def test_equal_sets(seed: int) -> None:
     r = random.Random(seed)
     built, raws = index(), [cases.targeting(r) for _ in range(2000)]
     schedules = [
-        Schedule(r.choice(cases.ZONES), tuple(sorted(r.sample(range(168), 60)))) if r.random() < 0.2 else None for _ in raws
+        Schedule(r.choice(cases.ZONES), tuple(sorted(r.sample(range(168), 60)))) if r.random() < 0.2 else None
+        for _ in raws
     ]
     events = [create(str(i), i, raw, schedule) for i, (raw, schedule) in enumerate(zip(raws, schedules, strict=True))]
     assert set(built.apply(Batch(events, {0: len(events)}, QUIET), NOW_US)) == {Outcome.APPLIED}

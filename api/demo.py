@@ -37,6 +37,8 @@ WAIT_MS = 60_000
 READY_POLL_S = 0.05
 READY_S = 900.0  # the first start of a machine compiles the kernels
 STATUS_S = 1.0
+STOP_S = 10.0
+SHOWN_VALUES = 3
 
 
 class SampleEvents:
@@ -77,7 +79,7 @@ def demo(loaded: Loaded, *, ads: int, once: bool) -> int:
             try:
                 code = running.run(Run(process).serve(show.run))
             finally:
-                show.events.stopped.set()
+                show.end()
         return code
 
 
@@ -100,21 +102,29 @@ class Show:
         self._settings = settings
         self._ads = ads
         self._failure: str | None = None
+        self._producer = threading.Thread(target=self._produce, name="mirach-demo-stream", daemon=True)
+
+    def end(self) -> None:
+        """Ends the live stream while the broker still is there."""
+        self.events.stopped.set()
+        if self._producer.ident is not None:
+            self._producer.join(STOP_S)
 
     async def run(self, run: Run) -> None:
         """The show, from the first line to the live stream. Ends the service where that is the end of it."""
         settings = self._settings
         try:
             out.print(f"[bold]Mirach[/] on this machine: embedded Kafka at {settings.kafka_bootstrap_servers}, "
-                      f"service at {self.process.address}")  # fmt: skip
-            began = time.perf_counter()
-            with err.status("starting (the first time on a machine, kernels are compiled: about a minute)"):
+                      f"service at {self.process.address}", soft_wrap=True)  # fmt: skip
+            with err.status("starting (the first time on a machine, kernels are compiled: a minute or more)"):
                 await self.wait_ready()
+            began = time.perf_counter()
             with err.status(f"{self._ads:,} sample ads into topic {settings.topic}"):
                 offsets = await asyncio.to_thread(produce, self.events.first(), ingest_config(settings))
             request, answer = await self.ask(offsets)
-            out.print(f"{self._ads:,} sample ads went through the topic into the index in "
-                      f"{time.perf_counter() - began:.1f} s. One request, and its answer:\n")  # fmt: skip
+            spent_s = time.perf_counter() - began
+            out.print(f"{self._ads:,} sample ads went through the topic into the index in {spent_s:.1f} s. "
+                      "One request, and its answer:\n", soft_wrap=True)  # fmt: skip
             out.print_json(msgspec.json.encode(shortened(request)).decode(), indent=None)
             out.print(answer_table(answer))
             out.print(answer_text(answer) + "\n")
@@ -158,10 +168,9 @@ class Show:
 
     async def stream_live(self) -> None:
         """Events at a steady pace from a thread of their own, and a line that says how it stands."""
-        producer = threading.Thread(target=self._produce, name="mirach-demo-stream", daemon=True)
-        producer.start()
+        self._producer.start()
         with err.status("") as status:
-            while producer.is_alive() and not self.process.service.stopping:
+            while self._producer.is_alive() and not self.process.service.stopping:
                 status.update(self.standing())
                 await asyncio.sleep(STATUS_S)
         if self._failure is not None and not self.process.service.stopping:
@@ -184,11 +193,12 @@ class Show:
             self._failure = str(error)
 
 
-def shortened(request: dict[str, Any]) -> dict[str, Any]:
-    """A request as a person may want to read it: vectors as their size."""
-    user = request.get("user")
-    if user is None:
-        return request
-    sizes = {name: f"… {len(value)} × {len(value[0])}" if isinstance(value[0], list) else f"… {len(value)}"
-             for name, value in user.items()}  # fmt: skip
-    return {**request, "user": sizes}
+def shortened(value: Any) -> Any:
+    """A request as a person may want to read it: of long lists the beginning and their length."""
+    if isinstance(value, dict):
+        return {name: shortened(each) for name, each in value.items()}
+    if not isinstance(value, list) or len(value) <= SHOWN_VALUES + 1:
+        return value
+    if isinstance(value[0], list):
+        return [f"… {len(value)} vectors of {len(value[0])}"]
+    return [*value[:SHOWN_VALUES], f"… {len(value)}"]

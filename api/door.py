@@ -20,6 +20,7 @@ REQUEST_ID = "mirach.request_id"  # its key in the ASGI scope
 REQUEST_ID_HEADER = b"x-request-id"
 REQUEST_ID_CHARACTERS_MAX = 128
 REQUEST_ID_GOOD = re.compile(rb"[ -~]{1,%d}" % REQUEST_ID_CHARACTERS_MAX)  # printable ASCII
+CLIENT_WENT_AWAY = 499  # nginx's word for it, in metrics only
 UNMATCHED_ROUTE = "other"  # addresses that do not exist must not become label values
 
 log = logging.getLogger("mirach.http")
@@ -37,6 +38,7 @@ class Door:
             await self.app(scope, receive, send)
             return
         started = perf_counter()
+        self.service.metrics.begun += 1
         request_id = request_id_of(scope)
         scope = {**scope}  # the server keeps its own: it leaves the body out where its method is HEAD
         if scope["method"] == "HEAD":
@@ -56,7 +58,7 @@ class Door:
         try:
             await self.app(scope, receive, send_with_id)
         except ClientDisconnect:
-            return
+            status = CLIENT_WENT_AWAY
         except Exception:
             log.exception("request %s: %s %s failed", request_id.decode(), scope["method"], scope["path"])
             if status:

@@ -27,7 +27,7 @@ SECURITY_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-OUR_FILES = ("console.html", "console.css", "console.js", "docs.html", "docs.js", "icon.svg")
+OUR_FILES = ("console.css", "console.js", "dom.js", "explain.js", "figures.js", "docs.js", "icon.svg")
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
@@ -46,8 +46,7 @@ def page_router(openapi: dict[str, Any], with_pages: bool) -> APIRouter:
         add_file(router, "/console", ours.joinpath("console.html"))
         add_file(router, "/docs", ours.joinpath("docs.html"))
         for name in OUR_FILES:
-            if not name.endswith(".html"):
-                add_file(router, f"/pages/{name}", ours.joinpath(name))
+            add_file(router, f"/pages/{name}", ours.joinpath(name))
         for name in SWAGGER_FILES:
             add_file(router, f"/pages/{name}", swagger.joinpath(name))
     return router

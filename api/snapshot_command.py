@@ -53,16 +53,15 @@ def chosen(store: Store, sequence: int | None) -> list[int]:
 def table_of(found: Iterable[Json]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name, justify in (("snapshot", "right"), ("created", "left"), ("ads", "right"), ("targetings", "right"),
-                          ("MB", "right"), ("topic", "left"), ("next offsets", "left")):  # fmt: skip
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # one of rich's words
+                          ("MB", "right"), ("partitions", "right"), ("topic", "left")):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # one of rich's words
     for each in found:
         if "damaged" in each:
             table.add_row(str(each["sequence"]), f"damaged: {each['damaged']}")
             continue
-        offsets = ", ".join(f"{partition}: {offset}" for partition, offset in each["offsets"].items())
         table.add_row(
             str(each["sequence"]), each["created"], f"{each['ads']:,}", f"{each['targetings']:,}",
-            f"{each['bytes'] / 1e6:,.1f}", each["identity"]["topic"], offsets,
+            f"{each['bytes'] / 1e6:,.1f}", str(len(each["offsets"])), each["identity"]["topic"],
         )  # fmt: skip
     return table
 
@@ -76,7 +75,7 @@ def verify(store: Store, sequences: list[int]) -> int:
                 manifest = store.verify(sequence)
         except Damaged as damage:
             damaged += 1
-            out.print(f"snapshot {sequence} is damaged: {damage}")
+            out.print(f"snapshot {sequence} is damaged: {damage}", soft_wrap=True)
         else:
             out.print(f"snapshot {sequence} is whole: {len(manifest.chunks())} chunks, {manifest.bytes / 1e6:,.1f} MB")
     if not sequences:
@@ -101,6 +100,7 @@ def create(settings: Settings, url: str | None) -> int:
     out.print(
         f"snapshot {answer['sequence']} is written: {answer['bytes'] / 1e6:,.1f} MB, "
         f"{answer['bytes_written'] / 1e6:,.1f} of them new, in {answer['seconds']:.1f} s; "
-        f"the engine waited {answer['pause_ms']:.1f} ms"
+        f"the engine waited {answer['pause_ms']:.1f} ms",
+        soft_wrap=True,
     )
     return 0

@@ -88,7 +88,7 @@ class Index:
         self._scratch = match_.scratch(
             self.limits.ads, limits.targetings, limits.terms, len(schema.attribute_list) + 1
         )
-        self._marks = reserve(self.limits.ads // 64, np.uint64)
+        self._marks = reserve(self.limits.ads // 64, np.uint64, forked=False)
         self.applied = reserve(expired_.PARTITIONS_MAX, np.int64)  # [partition] next offset
         self._thread: int | None = None
 

@@ -10,6 +10,7 @@ hash before it is believed. What caches alone kept in a vocabulary is let go, si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpu_index.index import Index
 from gpu_index.layout import Group, capacity, groups
-from gpu_index.manifest import FORMAT, Chunk, Column, Damaged, Identity, Manifest, StoredGroup
+from gpu_index.manifest import FORMAT, Column, Damaged, Identity, Manifest, StoredGroup
 from gpu_index.schema import Kind
 from gpu_index.store import Store
 from gpu_index.vocabulary import Key, Vocabulary
@@ -31,6 +32,9 @@ VOCABULARIES = ("vocabulary.terms", "vocabulary.fields")
 _OF_TERMS = ("ads.field_terms", "targetings.entries", "targetings.terms")  # groups as long as a vocabulary
 _SETTINGS = {"ads": "ads_max", "targetings": "targetings_max"}  # of limits
 
+READERS = 2  # threads that read and check chunks, each holding one
+
+Piece = dict[str, NDArray[Any]]  # of a group: a chunk
 Alive = Callable[[], None]  # called between two chunks; raises what shall end the writing
 
 
@@ -93,18 +97,24 @@ def load(store: Store, manifest: Manifest, index: Index, progress: Callable[[int
         raise Damaged(f"it has other parts: {', '.join(sorted(stored.keys() ^ empty.keys()))}")
     for name, group in stored.items():
         _check_fits(group, empty[name], manifest.limits)
+    named: dict[str, list[Piece]] = {name: [{}] * len(stored[name].chunks) for name in VOCABULARIES}
+
+    def place(group: StoredGroup, number: int) -> int:
+        """Puts one chunk where it belongs. -> its bytes"""
+        piece = _read(store, group, number)
+        if group.name in named:
+            named[group.name][number] = piece
+        else:
+            first = number * group.rows_per_chunk
+            for column, rows in piece.items():
+                empty[group.name].columns[column][first : first + len(rows)] = rows
+        return group.chunks[number].bytes
+
     bytes_read = 0
-    named: dict[str, list[dict[str, NDArray[Any]]]] = {name: [] for name in VOCABULARIES}
-    for name, group in stored.items():
-        for number, chunk in enumerate(group.chunks):
-            piece = _read(store, chunk, group, number)
-            if name in named:
-                named[name].append(piece)
-            else:
-                first = number * group.rows_per_chunk
-                for column, rows in piece.items():
-                    empty[name].columns[column][first : first + len(rows)] = rows
-            bytes_read += chunk.bytes
+    with ThreadPoolExecutor(READERS) as readers:
+        all_chunks = [(group, number) for group in stored.values() for number in range(len(group.chunks))]
+        for size in readers.map(lambda each: place(*each), all_chunks):
+            bytes_read += size
             progress(bytes_read)
     _restore_vocabularies(index, named, manifest.zones)
     index.positions = dict(manifest.offsets)
@@ -121,7 +131,7 @@ def _all_groups(index: Index, row_words: int | None = None) -> list[Group]:
     return [*groups(index, row_words), *named]
 
 
-def _pieces(index: Index) -> Iterator[tuple[Group, Iterator[dict[str, NDArray[Any]]]]]:
+def _pieces(index: Index) -> Iterator[tuple[Group, Iterator[Piece]]]:
     references = {
         VOCABULARIES[0]: (index.terms.vocabulary, index.targetings.term_references),
         VOCABULARIES[1]: (index.fields.vocabulary, index.ads.field_references),
@@ -145,14 +155,14 @@ def _forms(group: Group) -> dict[str, Column]:
     return {name: Column(str(column.dtype), column.shape[1:]) for name, column in group.columns.items()}
 
 
-def _slices(group: Group) -> Iterator[dict[str, NDArray[Any]]]:
+def _slices(group: Group) -> Iterator[Piece]:
     step = _rows_per_chunk(group)
     for first in range(0, group.rows, step):
         rows = slice(first, min(first + step, group.rows))
         yield {name: np.ascontiguousarray(column[rows]) for name, column in group.columns.items()}
 
 
-def _names(vocabulary: Vocabulary, references: NDArray[np.uint32]) -> Iterator[dict[str, NDArray[Any]]]:
+def _names(vocabulary: Vocabulary, references: NDArray[np.uint32]) -> Iterator[Piece]:
     """Attribute and value of each term; what no ad and no targeting refers to counts as free."""
     for first in range(0, vocabulary.highest, TERMS_PER_CHUNK):
         attributes, values = vocabulary.named(first, first + TERMS_PER_CHUNK)
@@ -182,8 +192,9 @@ def _check_fits(stored: StoredGroup, empty: Group, limits: dict[str, int]) -> No
         )
 
 
-def _read(store: Store, chunk: Chunk, group: StoredGroup, number: int) -> dict[str, NDArray[Any]]:
+def _read(store: Store, group: StoredGroup, number: int) -> Piece:
     """Raises Damaged."""
+    chunk = group.chunks[number]
     try:
         piece = safetensors.numpy.load(store.chunk(chunk))
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
@@ -200,14 +211,14 @@ def _read(store: Store, chunk: Chunk, group: StoredGroup, number: int) -> dict[s
     return piece
 
 
-def _restore_vocabularies(index: Index, named: dict[str, list[dict[str, NDArray[Any]]]], zones: dict[str, int]) -> None:
+def _restore_vocabularies(index: Index, named: dict[str, list[Piece]], zones: dict[str, int]) -> None:
     kinds = [attribute.kind for attribute in index.schema.attribute_list]
     index.terms.restore(*_decoded(named[VOCABULARIES[0]], kinds), zones)
     kinds = [field.kind for field in index.schema.field_list]
     index.fields.vocabulary.restore(*_decoded(named[VOCABULARIES[1]], kinds), ())
 
 
-def _decoded(pieces: list[dict[str, NDArray[Any]]], kinds: list[Kind]) -> tuple[list[int], list[Key | None]]:
+def _decoded(pieces: list[Piece], kinds: list[Kind]) -> tuple[list[int], list[Key | None]]:
     """Attributes and values by term. Raises Damaged."""
     attributes: list[int] = []
     values: list[Key | None] = []

@@ -63,9 +63,9 @@ def scratch(ads_max: int, targetings_max: int, terms_max: int, attributes: int) 
     """Working memory for BATCH_MAX requests. `attributes` counts the schedule's too."""
     words = -(-targetings_max // (64 * BLOCK_WORDS)) * BLOCK_WORDS + STRIDE_PAD_WORDS
     return Scratch(
-        reserve((BATCH_MAX, -(-terms_max // 64)), np.uint64),
-        reserve((BATCH_MAX * (attributes + 1), words), np.uint64, sparse=True),
-        reserve((BATCH_MAX, ads_max), np.uint32, sparse=True),
+        reserve((BATCH_MAX, -(-terms_max // 64)), np.uint64, forked=False),
+        reserve((BATCH_MAX * (attributes + 1), words), np.uint64, sparse=True, forked=False),
+        reserve((BATCH_MAX, ads_max), np.uint32, sparse=True, forked=False),
     )
 
 

@@ -26,8 +26,11 @@ class AddressSpaceError(RuntimeError):
     """The system would not reserve the address space that the capacity asks for."""
 
 
-def reserve(shape: int | tuple[int, ...], dtype: DTypeLike, *, sparse: bool = False) -> NDArray[Any]:
-    """Zeroed array of `shape`, of which only touched pages take memory; `sparse` keeps it out of huge pages.
+def reserve(
+    shape: int | tuple[int, ...], dtype: DTypeLike, *, sparse: bool = False, forked: bool = True
+) -> NDArray[Any]:
+    """Zeroed array of `shape`, of which only touched pages take memory; `sparse` keeps it out of huge pages. A fork of
+    the process has it only where `forked`: leaving out what it does not need makes forking quicker.
 
     Raises AddressSpaceError where the system refuses (a limit on address space, or strict overcommit)."""
     shape = (shape,) if isinstance(shape, int) else shape
@@ -42,6 +45,8 @@ def reserve(shape: int | tuple[int, ...], dtype: DTypeLike, *, sparse: bool = Fa
         ) from error
     if sparse and hasattr(mmap, "MADV_NOHUGEPAGE"):
         region.madvise(mmap.MADV_NOHUGEPAGE)
+    if not forked and hasattr(mmap, "MADV_DONTFORK"):
+        region.madvise(mmap.MADV_DONTFORK)
     return np.frombuffer(region, dtype=item, count=count).reshape(shape)
 
 

@@ -1,8 +1,9 @@
 """Which part of each array of an index is in use: what a snapshot holds, and where it is put back.
 
 Arrays are declared at the capacity of the index and filled from the front, so that what is in use follows from a few
-frontiers. A group is a set of columns of one length in use: `columns[name][:rows]`. Everything that an index is made of
-is here but for its two vocabularies (vocabulary.py), its clock and positions, and what can be made from these.
+frontiers. A group is a set of columns of one length in use, `columns[name][:rows]`, that change together. Everything
+that an index is made of is here but for its two vocabularies (vocabulary.py), its clock and positions, and what can be
+made from these.
 """
 
 from __future__ import annotations
@@ -47,15 +48,18 @@ def capacity(group: Group) -> int:
 def _ads(index: Index) -> list[Group]:
     a = index.ads
     slots = int(a.extents.state[extents_.FRONTIER])
-    names = (
-        "id_at", "features_at", "fields_at", "targeting", "advertiser", "campaign", "version", "offset", "partition",
-        "created_ms", "bid", "start_us", "end_us", "flags", "embedding", "embedding_scale", "gate", "gate_scale",
+    events = ("version", "offset", "partition", "bid", "flags")  # what nearly every event of an ad changes
+    vectors = ("embedding", "embedding_scale", "gate", "gate_scale")
+    rest = (
+        "id_at", "features_at", "fields_at", "targeting", "advertiser", "campaign", "created_ms", "start_us", "end_us",
     )  # fmt: skip
-    columns: Columns = {name: getattr(a, name) for name in names}
+    columns: Columns = {name: getattr(a, name) for name in rest}
     extents: Columns = {f"extent_{name}": getattr(a.extents, name) for name in ("next", "previous", "kind", "used")}
     words: Columns = {"used": a.extents.bits, "active": a.active, "live": a.live}
     return [
         Group("ads", slots, columns | extents | _chains(a.table)),
+        Group("ads.events", slots, {name: getattr(a, name) for name in events}),
+        Group("ads.vectors", slots, {name: getattr(a, name) for name in vectors}),
         Group("ads.words", slots // 64, words),
         Group("ads.segments", -(-slots // ads_.SEGMENT_SLOTS), {"change_us": a.change_us}),
         _buckets("ads.buckets", a.table),

@@ -249,6 +249,9 @@ class Twins:
         assert {index.ad_id(slot) for slot in slots_in_use(index).tolist()} == plain.ads.keys()
         for ad in plain.ads.values():
             self._check_ad(ad)
+        for ad in list(plain.ads.values())[:20]:
+            for each in self.users:  # held as the precision has it, in int16 beside int8 ads
+                assert abs(self._score(each, ad) - plain.score(each, ad)) < 1e-4
         for ad_id in self.ids:
             if ad_id not in plain.ads:
                 assert recalled(index, ad_id) == plain.newest_version(ad_id)

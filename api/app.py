@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any, cast
+from typing import cast
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from api.admin import admin_router
 from api.door import REQUEST_ID, Door
@@ -48,14 +49,21 @@ async def on_invalid_input(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """What the router raises: no such address, or not this method."""
     raised = cast(HTTPException, error)
-    headers: dict[str, Any] = dict(raised.headers or {})
     path = request.url.path
     if raised.status_code == 404:
         problem = Problem(NOT_FOUND, f"there is no {path}; /docs lists the addresses")
     elif raised.status_code == 405:
-        allowed = headers.get("Allow", "another method")
-        problem = Problem(METHOD_NOT_ALLOWED, f"{path} takes {allowed}, not {request.method}", headers=headers)
+        allowed = methods(request)
+        detail = f"{path} takes {allowed}, not {request.method}"
+        problem = Problem(METHOD_NOT_ALLOWED, detail, headers={"Allow": allowed})
     else:
         title = HTTPStatus(raised.status_code).phrase
         problem = Problem(ProblemKind(title.lower().replace(" ", "-"), raised.status_code, title), str(raised.detail))
     return rendered(problem, request)
+
+
+def methods(request: Request) -> str:
+    """All that the address takes, whichever of its routes."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    here = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in here for method in route.methods or ()}))

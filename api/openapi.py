@@ -13,11 +13,13 @@ import msgspec
 from api import problems
 from api.config import Settings
 from api.door import REQUEST_ID_CHARACTERS_MAX
+from api.openrtb_filters import FORMATS
 from api.problems import ProblemKind
 from api.replies import Reply
-from api.request_schema import closed, reference, request_schemas, retrieval_fields, shared_fields
+from api.request_schema import NULL, closed, one_of_these, reference, request_schemas, retrieval_fields, shared_fields
 from api.version import VERSION
 from gpu_index.schema import Schema
+from scoring.request import PATHWAYS_MAX
 
 Json = dict[str, Any]
 
@@ -90,13 +92,19 @@ def components(schema: Schema, settings: Settings) -> Json:
 def openrtb_request(settings: Settings) -> Json:
     """A BidRequest as far as Mirach is strict about it; anything else in it is OpenRTB's."""
     mirach = {name: field for name, field in retrieval_fields(settings).items() if name != "pathways"}
+    identifier = {"type": "string", "minLength": 1}
+    offers = [{"properties": {kind: {"type": "object"}}, "required": [kind]} for kind in FORMATS]
+    imp = {"type": "object", "properties": {"id": identifier}, "required": ["id"], "anyOf": offers}
     return {
         "type": "object",
         "description": "An OpenRTB 2.6 BidRequest; docs/adapters.md says what becomes of each field.",
         "properties": {
-            "id": {"type": "string"},
-            "imp": {"type": "array", "minItems": 1, "maxItems": 64, "items": reference("Open")},
-            "ext": {"type": "object", "properties": {"mirach": closed({**shared_fields(), **mirach})}},
+            "id": identifier,
+            "imp": {"type": "array", "minItems": 1, "maxItems": PATHWAYS_MAX, "items": imp},
+            "ext": {
+                "type": ["object", "null"],
+                "properties": {"mirach": one_of_these(closed({**shared_fields(), **mirach}), NULL)},
+            },
         },
         "required": ["id", "imp"],
         "examples": [

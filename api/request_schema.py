@@ -14,7 +14,7 @@ from scoring.request import K_MAX, PATHWAYS_MAX
 
 Json = dict[str, Any]
 
-FLOAT32_MAX = 3.4028234e38
+FLOAT32_BEYOND = float(2**128 - 2**103)  # the smallest number that float32 rounds to infinity
 FLOAT64_MAX = 1.7976931348623157e308
 VERSION_PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,18}){0,15}$"
 
@@ -128,7 +128,7 @@ def retrieval_fields(settings: Settings) -> Json:
 
 def user_schema(settings: Settings) -> Json:
     """Experts with their gates: as many gates and biases as experts, which a schema says number by number."""
-    number = {"type": "number", "minimum": -FLOAT32_MAX, "maximum": FLOAT32_MAX}
+    number = {"type": "number", "exclusiveMinimum": -FLOAT32_BEYOND, "exclusiveMaximum": FLOAT32_BEYOND}
 
     def exactly(count: int, items: Json) -> Json:
         return {"type": "array", "items": items, "minItems": count, "maxItems": count}

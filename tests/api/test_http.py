@@ -127,6 +127,12 @@ def test_addresses_and_methods_that_do_not_exist_are_problems(service: Running) 
     problem(service.post("/healthz"), 405, "method-not-allowed")
 
 
+def test_allow_names_every_method_of_an_address(service: Running) -> None:
+    response = service.request("PUT", "/v1/admin/snapshots")
+    assert "takes GET, POST, not PUT" in problem(response, 405, "method-not-allowed")["detail"]
+    assert response.headers["allow"] == "GET, POST"
+
+
 def test_head_is_get_without_a_body(service: Running) -> None:
     assert service.request("HEAD", "/healthz").status_code == 200
     assert service.request("HEAD", "/v1/retrieve").status_code == 405

@@ -1,7 +1,7 @@
 """Slots of ads, given out so that the ads of one targeting lie side by side.
 
-A targeting owns a ring of extents: aligned runs of 2^c slots, each twice as large as the one before. Extents come from
-a buddy allocator (Knuth, The Art of Computer Programming 1, 2.5), so free neighbours melt together and slots serve
+A targeting owns a ring of extents: aligned runs of 2^c slots, doubled in place where the neighbour is free. They come
+from a buddy allocator (Knuth, The Art of Computer Programming 1, 2.5), so free neighbours melt together and slots serve
 again whatever the sizes asked for. In a ring, extents with room come first: if the first is full, all are.
 Links are kept at an extent's first slot; slot numbers in links are stored plus one, 0 is none.
 """
@@ -158,12 +158,26 @@ def extent_slots(x: Any, start: int) -> int:
 
 
 @njit(nogil=True, cache=True)
+def _double(x: Any, start: int) -> bool:
+    """Makes an extent twice as large where the neighbour above is its buddy and free; so the ads of a campaign that
+    come one after another lie in one run."""
+    c = np.int64(x.kind[start] & CLASS_BITS)
+    buddy = start + (np.int64(1) << c)
+    if c == CLASS_MAX or start & (np.int64(1) << c) or x.kind[buddy] != np.uint8(c) | FREE:
+        return False
+    _unlink_free(x, buddy, c)
+    x.kind[buddy] = np.uint8(0)
+    x.kind[start] = np.uint8(c + 1) | TAKEN
+    return True
+
+
+@njit(nogil=True, cache=True)
 def take_slot(x: Any, targeting: int, held: int) -> int:
     """A slot for one more ad of this targeting, which holds `held` so far, beside them where there is room.
 
     NO_SLOT if the table is full."""
     head = np.int64(x.ring[targeting]) - 1
-    if head < 0 or np.int64(x.used[head]) == extent_slots(x, head):
+    if head < 0 or (np.int64(x.used[head]) == extent_slots(x, head) and not _double(x, head)):
         c = 0
         while c < CLASS_MAX and np.int64(2) << c <= held:
             c += 1

@@ -1,16 +1,17 @@
 # The project's verbs; CI uses the same. Each sets up .venv first (scripts/setup: quick, and offline, once it fits).
 #   make demo                 everything on this machine: embedded Kafka, a live stream of ads, the service, one answer
 #   make test                 all tests; ARGS="-k name" is passed on
+#   make chaos                fifty kills of the service at random moments under a live stream (about ten minutes)
 #   make check                lint, strict types, the architecture
 #   make bench                the benchmarks, each with its limit; ARGS="--ads 100000" is passed on
 #   make gpu                  what the machine's GPU is, and what this version does with it
 PYTHON_BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup check test demo bench gpu
+.PHONY: help setup check test chaos demo bench gpu
 
 help:
-	@sed -n '2,6s/^#   //p' Makefile
+	@sed -n '2,7s/^#   //p' Makefile
 
 setup:
 	@scripts/setup
@@ -22,6 +23,9 @@ check: setup
 
 test: setup
 	$(PYTHON_BIN)/python -m pytest $(ARGS)
+
+chaos: setup
+	KILLS=50 SEED=$${SEED:-$$(date +%s)} $(PYTHON_BIN)/python -m pytest tests/test_restart.py -k killed -s $(ARGS)
 
 demo: setup
 	$(PYTHON_BIN)/mirach demo $(ARGS)

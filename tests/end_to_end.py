@@ -7,7 +7,6 @@ it waits for that point of the topic (`min_offsets`) and must be answered as the
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import json
 import os
@@ -51,7 +50,7 @@ DIM, GATE_DIM, EXPERTS = 24, 6, 3
 EVENT_BYTES_MAX = 65_536
 SETTINGS = Settings(dim=DIM, gate_dim=GATE_DIM, experts=EXPERTS, allow_now=True)
 PARSER = RequestParser.of(SCHEMA, SETTINGS)
-START_S = 300.0  # the first start of a machine compiles the kernels
+START_S = 600.0  # the first start of a machine compiles the kernels
 STOP_S = 30.0
 WAIT_MS = 30_000
 K_MAX = 10_000
@@ -369,7 +368,7 @@ def difference(got: Figures, wanted: Figures) -> str:
 
 
 class Client(threading.Thread):
-    """Asks one thing after the other on a connection for as long as the service takes it."""
+    """Asks one thing after the other for as long as the service takes it."""
 
     def __init__(self, service: Service, body: Json, eligible: int) -> None:
         super().__init__()
@@ -379,15 +378,17 @@ class Client(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.Client(base_url=self._address, timeout=STOP_S) as session, contextlib.suppress(httpx.ConnectError):
-            while True:  # until it listens no longer: what was not accepted need not be answered
+        taken = False  # the connection, by the service: one that it never took is reset when it listens no longer
+        with httpx.Client(base_url=self._address, timeout=STOP_S) as session:
+            while True:
                 try:
                     response = session.post("/v1/retrieve", json=self._body)
-                except httpx.ConnectError:
-                    return
                 except httpx.HTTPError as error:
-                    self.failure = repr(error)
+                    if taken or not isinstance(error, httpx.ConnectError | httpx.ReadError):
+                        self.failure = repr(error)
                     return
                 if response.status_code != 200 or response.json()["eligible"] != self._eligible:
                     self.failure = response.text
+                    return
                 self.answered += 1
+                taken = response.headers.get("connection") != "close"

@@ -279,8 +279,9 @@ def _between(r: random.Random, node: Between) -> Value:
     kind = SCHEMA.attribute_list[node.attribute].kind
     if kind is Kind.VERSION:
         return node.low if node.low is not None else node.high if node.high is not None else (1,)
-    low = node.low if isinstance(node.low, int | float) else 13
-    high = node.high if isinstance(node.high, int | float) else low + 40
+    high = node.high if isinstance(node.high, int | float) else 60
+    low = node.low if isinstance(node.low, int | float) else min(13, high)
+    high = max(low, high)
     return r.randint(int(low), int(high)) if kind is Kind.INTEGER else r.uniform(low, high)
 
 

@@ -121,6 +121,7 @@ class Store:
         """Puts what `finish` left in place."""
         self.disk.rename(folder_of(sequence) + PART, folder_of(sequence))
         self.disk.sync(SNAPSHOTS)
+        self._doubtful.clear()  # those that it has were written again, perhaps by a fork of this process
 
     def abandon(self, sequence: int) -> None:
         """Removes what was written of a snapshot that shall not be; its chunks go with the next `prune`."""

@@ -39,6 +39,18 @@ def test_the_child_has_the_memory_of_the_moment(tmp_path: Path) -> None:
     os.close(gone)
 
 
+def test_other_threads_are_no_reason_to_warn() -> None:
+    """From Python 3.12 on a fork of a process with threads warns, and warnings are errors here."""
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert msgspec.json.decode(wait(fork(lambda _alive: threading.active_count()), WAIT_S)) == 1
+    done.set()
+    for thread in threads:
+        thread.join()
+
+
 def test_failures_are_told() -> None:
     def fails(_alive: Callable[[], None]) -> None:
         raise OSError(28, "No space left on device", "/data/chunks/x")

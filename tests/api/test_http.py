@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.running import Running
+from tests.api.test_requests import BAD
 
 Start = Callable[..., Running]
 
@@ -253,3 +254,16 @@ def test_while_the_kernels_are_loaded_it_is_not_ready(start: Start) -> None:
     problem(running.post("/v1/retrieve", US), 503, "not-ready")
     running.service.loading = False
     assert running.post("/v1/retrieve", US).status_code == 200
+
+
+@pytest.mark.parametrize("body", [body for _, body in BAD], ids=[f"{i}-{path}" for i, (path, _) in enumerate(BAD)])
+def test_every_kind_of_bad_request_is_a_4xx_problem(service: Running, body: Any) -> None:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    for address, sent in (
+        ("/v1/retrieve", raw),
+        ("/v1/retrieve/batch", b"[{}, %s]" % raw),
+        ("/v1/admin/explain", b'{"ad_id": "1", "request": %s}' % raw),
+    ):
+        response = service.post(address, sent)
+        assert response.status_code in (400, 422), response.text
+        problem(response, response.status_code, response.json()["type"])

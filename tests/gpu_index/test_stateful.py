@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpu_index.events import EventKind, Outcome
+from gpu_index.events import AdEvent, EventKind, Outcome
 from kernels.precision import Precision
 from tests.consistent import assert_empty, slots_in_use
-from tests.twins import EXPIRED_VERSIONS_S, OUTCOMES_REFUSED, Twins
+from tests.twins import EXPIRED_VERSIONS_S, OUTCOMES_REFUSED, START_US, Twins, whole_patch
 
 RANDOM = st.randoms(use_true_random=False)
 
@@ -106,3 +106,30 @@ def arrays(twins: Twins) -> list[object]:
         a.bid, a.start_us, a.end_us, a.flags, a.embedding, a.gate,
     )  # fmt: skip
     return [slots.tobytes(), *(column[slots].tobytes() for column in columns)]
+
+
+def test_a_version_is_forgotten_just_after_its_time() -> None:
+    """By the record timestamps of the partition of its expire, to the millisecond, with no event of the ad's own."""
+    twins = Twins(random.Random(8), ids=3, partitions=2)
+    limit_ms = EXPIRED_VERSIONS_S * 1000
+
+    def outcome(kind: EventKind, ad_id: str, version: int | None, partition: int, timestamp_ms: int) -> Outcome:
+        patch = whole_patch() if kind is EventKind.CREATE else None
+        offset = twins.offset[partition]
+        twins.offset[partition] += 1
+        [got] = twins.send(
+            [AdEvent(kind, ad_id, version, partition, offset, START_US // 1000 + timestamp_ms, patch=patch)]
+        )
+        twins.check()
+        return got
+
+    one, other, third = twins.ids
+    assert outcome(EventKind.CREATE, one, 5, 0, 0) is Outcome.APPLIED
+    assert outcome(EventKind.EXPIRE, one, None, 0, 7) is Outcome.APPLIED
+    assert outcome(EventKind.EXPIRE, other, 9, 0, 3) is Outcome.EXPIRE_UNKNOWN  # at 7 by the newest timestamp so far
+    assert outcome(EventKind.CREATE, one, 5, 1, 9 * limit_ms) is Outcome.STALE  # another partition's time
+    assert outcome(EventKind.CREATE, third, None, 0, 7 + limit_ms) is Outcome.APPLIED
+    assert outcome(EventKind.CREATE, other, 9, 0, 0) is Outcome.STALE
+    assert outcome(EventKind.CREATE, one, 5, 0, 7 + limit_ms) is Outcome.STALE
+    assert outcome(EventKind.CREATE, one, 5, 0, 8 + limit_ms) is Outcome.APPLIED
+    assert outcome(EventKind.CREATE, other, 1, 1, 0) is Outcome.APPLIED

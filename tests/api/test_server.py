@@ -74,7 +74,7 @@ class Served:
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)  # the fixture ends it again
         return code
 
 

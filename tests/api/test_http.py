@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from api import problems
 from tests.api.running import Running
 from tests.api.test_requests import BAD
 
@@ -267,3 +269,11 @@ def test_every_kind_of_bad_request_is_a_4xx_problem(service: Running, body: Any)
         response = service.post(address, sent)
         assert response.status_code in (400, 422), response.text
         problem(response, response.status_code, response.json()["type"])
+
+
+def test_every_problem_is_on_its_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    kinds = [kind for kind in vars(problems).values() if isinstance(kind, problems.ProblemKind)]
+    assert len(kinds) == page.count("\n| `") - 1  # the heading
+    for kind in kinds:
+        assert f"\n| `{kind.type}` | {kind.status} |" in page

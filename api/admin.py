@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
+from starlette.convertors import Convertor, register_url_convertor
 
 from api.bodies import read_json_body
 from api.config import FIELDS, shown_value
@@ -26,6 +27,22 @@ from scoring.request import Request as RetrievalRequest
 EXPLAIN_FIELDS = ("ad_id", "request")
 
 
+class AnyText(Convertor[str]):
+    """The rest of an address, whatever is in it. Starlette's own `path` stops at a line break, and one at the end is
+    dropped, which would show another ad."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("any_text", AnyText())
+
+
 def admin_router(service: Service) -> APIRouter:
     settings = service.loaded.settings
 
@@ -38,7 +55,7 @@ def admin_router(service: Service) -> APIRouter:
     async def index() -> Response:
         return json_response(await service.index_figures())
 
-    @router.get("/ads/{ad_id:path}")
+    @router.get("/ads/{ad_id:any_text}")
     async def ad(request: Request) -> Response:
         ad_id = request.path_params["ad_id"]
         found = await service.on_engine(lambda index: inspection.ad(index, ad_id))

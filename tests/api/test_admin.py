@@ -45,6 +45,15 @@ def test_an_ad_id_may_have_any_character(start: Start) -> None:
         assert running.get(f"/v1/admin/ads/{address}").json()["ad_id"] == ad_id
 
 
+def test_a_line_break_in_an_ad_id_does_not_show_another_ad(start: Start) -> None:
+    running = start()
+    for ad_id in ("a", "a\n", "a\nb", "\n"):
+        running.take({"type": "create", "ad_id": ad_id, "ad": {"bid": 1}})
+    for ad_id, address in [("a", "a"), ("a\n", "a%0A"), ("a\nb", "a%0Ab"), ("\n", "%0A")]:
+        assert running.get(f"/v1/admin/ads/{address}").json()["ad_id"] == ad_id
+    problem(running.get("/v1/admin/ads/a%0A%0A"), 404, "unknown-ad")
+
+
 def test_explain_says_which_part_is_false(service: Running) -> None:
     body = {"ad_id": "2", "request": {"attributes": {"geo.country": "DE"}}}
     explained = service.post("/v1/admin/explain", body).json()

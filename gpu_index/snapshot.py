@@ -25,6 +25,7 @@ from gpu_index.schema import Kind
 from gpu_index.store import Store
 from gpu_index.vocabulary import Key, Vocabulary
 from kernels import targetings as targetings_
+from kernels.memory import use_huge_pages
 
 CHUNK_BYTES = 8 << 20
 TERMS_PER_CHUNK = 1 << 16
@@ -97,6 +98,9 @@ def load(store: Store, manifest: Manifest, index: Index, progress: Callable[[int
         raise Damaged(f"it has other parts: {', '.join(sorted(stored.keys() ^ empty.keys()))}")
     for name, group in stored.items():
         _check_fits(group, empty[name], manifest.limits)
+        for column in empty[name].columns.values():
+            if column.flags.c_contiguous:
+                use_huge_pages(column[: group.rows], later=True)
     named: dict[str, list[Piece]] = {name: [{}] * len(stored[name].chunks) for name in VOCABULARIES}
 
     def place(group: StoredGroup, number: int) -> int:

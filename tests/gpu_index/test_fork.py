@@ -149,6 +149,7 @@ def _is_zombie(pid: int) -> bool:
 
 def test_huge_pages_change_nothing_that_is_stored() -> None:
     array = reserve(3 * HUGE_PAGE_BYTES, np.uint8)
+    use_huge_pages(array, later=True)
     array[:] = np.arange(len(array), dtype=np.uint8)
     use_huge_pages(array)
     use_huge_pages(array[:100])

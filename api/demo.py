@@ -116,7 +116,10 @@ class Show:
         try:
             out.print(f"[bold]Mirach[/] on this machine: embedded Kafka at {settings.kafka_bootstrap_servers}, "
                       f"service at {self.process.address}", soft_wrap=True)  # fmt: skip
-            with err.status("starting (the first time on a machine, kernels are compiled: a minute or more)"):
+            starting = "starting (the first time on a machine, kernels are compiled: a minute or more)"
+            if not err.is_terminal:
+                err.print(starting)
+            with err.status(starting):
                 await self.wait_ready()
             began = time.perf_counter()
             with err.status(f"{self._ads:,} sample ads into topic {settings.topic}"):

@@ -150,13 +150,16 @@ def admin_paths(settings: Settings) -> Json:
         return operation(name, "admin", summary, reference("Open"), kinds, **more)
 
     return {
-        "/v1/admin/index": {"get": admin("index", "Counts, capacity and memory of the index")},
+        "/v1/admin/index": {
+            "get": admin("index", "Counts, capacity and memory of the index", (problems.NOT_READY,))
+        },
         "/v1/admin/ads/{ad_id}": {
-            "get": admin("ad", "An ad as it is indexed", (problems.UNKNOWN_AD,), parameters=[ad_id])
+            "get": admin("ad", "An ad as it is indexed", (problems.UNKNOWN_AD, problems.NOT_READY), parameters=[ad_id])
         },
         "/v1/admin/explain": {
             "post": admin(
-                "explain", "Why an ad is, or is not, in the answer to a request", (*BODY_PROBLEMS, problems.UNKNOWN_AD),
+                "explain", "Why an ad is, or is not, in the answer to a request",
+                (*BODY_PROBLEMS, problems.UNKNOWN_AD, problems.NOT_READY),
                 body=explain, example={"ad_id": "1", "request": EXAMPLE},
             )
         },

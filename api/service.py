@@ -85,7 +85,10 @@ class Service:
         return answers
 
     async def on_engine(self, call: Callable[[Index], T]) -> T:
-        """The result of a call that runs on the engine's thread, between two batches."""
+        """The result of a call that runs on the engine's thread, between two batches. Raises the problem `not-ready`
+        while that thread loads the kernels: nobody waits for a compiler."""
+        if self.loading:
+            raise Problem(NOT_READY, self.progress().detail)
         try:
             return await asyncio.wrap_future(self.engine.call(call))
         except Stopped:

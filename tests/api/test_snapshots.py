@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from api.cli import main
 from api.config import UserError
 from api.engine import Engine
 from api.snapshots import Done, NotWritten, Skipped, Snapshots
@@ -319,3 +321,50 @@ def test_what_was_left_half_written_is_said(parts: Callable[..., Parts], tmp_pat
     one.offer(batch(0, 3))
     one.write()
     assert one.snapshots.store.sequences() == [1]
+
+
+# From the command line.
+
+
+def test_the_command_lists_verifies_and_names_what_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: Callable[..., Parts]
+) -> None:
+    one = parts()
+    one.offer(batch(0, 30))
+    one.write()
+    one.offer(batch(100, 30))
+    one.write()
+    folder = ("--data-dir", str(tmp_path / "data"))
+
+    def mirach(*arguments: str) -> tuple[int, str]:
+        code = main(["snapshot", *arguments, *folder])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    code, said = mirach("list")
+    assert code == 0
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["2", "1"]
+    code, said = mirach("list", "1", "--json")
+    assert [(each["sequence"], each["identity"]["topic"]) for each in json.loads(said)] == [(1, "t")]
+    assert mirach("verify")[0] == 0
+    assert mirach("list", "7") == (2, "mirach: there is no snapshot 7; there are: 2, 1\n")
+    code, said = mirach("create", "--url", "http://127.0.0.1:1")
+    assert code == 2
+    assert "is the service up?" in said
+
+    store = one.snapshots.store
+    only = {chunk.hash for chunk in store.manifest(2).chunks()} - {chunk.hash for chunk in store.manifest(1).chunks()}
+    chunk = tmp_path / "data" / "chunks" / f"{min(only)}.safetensors"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    code, said = mirach("verify")
+    assert code == 1
+    assert f"snapshot 2 is damaged: chunks/{chunk.name} has" in said
+    assert "snapshot 1 is whole" in said
+    (tmp_path / "data" / "snapshots" / "0000000001" / "manifest.json").write_text("{}")
+    assert "1  damaged" in mirach("list")[1]
+
+
+def test_the_command_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("list", "verify"):
+        assert main(["snapshot", action, "--data-dir", str(tmp_path)]) == 0
+        assert "there is no snapshot" in capsys.readouterr().err

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from tests.ingest.engine import Engine, config, create, running
+from ingest.source import Ingest
+from tests.ingest.engine import SCHEMA, Engine, config, create, decoder, running
 from tests.kafka import ApacheKafka, until
 
 
@@ -115,3 +116,22 @@ def test_a_look_tells_a_topic_from_one_made_again(apache_kafka: ApacheKafka) -> 
         assert view is not None
         assert view.topic_id == ingest.statistics.snapshot(0)["topic_id"]
         assert view.bounds == {0: (0, 0), 1: (0, 0), 2: (0, 0)}
+
+
+def test_offsets_of_another_topic_are_not_read_on_from(apache_kafka: ApacheKafka) -> None:
+    """The topic was made again between the look at it and the start: what was restored is of the other one."""
+    topic = apache_kafka.topic(1)
+    apache_kafka.send(topic, [create(f"ad-{i}") for i in range(3)])
+    engine = Engine()
+    ingest = Ingest(config(apache_kafka, topic), SCHEMA, decoder(), engine.offer)
+    view = ingest.look(30)
+    assert view is not None
+    assert view.topic_id is not None
+    assert view.cluster_id is not None
+    ingest.start({0: 2}, "another")
+    try:
+        until(lambda: ingest.failure, "it is found out")
+        assert "made again" in str(ingest.failure)
+        assert not engine.events
+    finally:
+        ingest.stop()

@@ -24,7 +24,7 @@ from kernels.targetings import row_words
 
 BATCH_MAX = 16  # requests of one pass
 SERVICE_CLOCK = -(2**63)  # in place of a request's own now: the live bits decide
-ONE_THREAD_ROWS_MAX = 8192  # blocks of rows (8 MiB): waking threads takes milliseconds where cores are busy
+ONE_THREAD_ROWS_MAX = 2048  # blocks of rows, a millisecond or so: waking threads takes as long where cores are busy
 ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 

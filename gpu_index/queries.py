@@ -28,8 +28,21 @@ class Packed:
         owners: list[int] = []
         numbers: list[int] = []
         self.starts = np.zeros(count + 1, np.int64)
+        kinds, terms_of = schema.attribute_list, terms.vocabulary.terms_of
         for attribute, given in sorted(request_values(schema, attributes, now_us).items()):
-            kind = schema.attribute_list[attribute].kind
+            kind = kinds[attribute].kind
+            if kind is Kind.CATEGORY:
+                known = terms_of[attribute]
+                if len(given) == 1:  # as most attributes have it
+                    term = known.get(given[0])
+                    if term is not None:
+                        ids.append(term)
+                        owners.append(attribute)
+                    continue
+                found = list({known[value] for value in given if value in known})
+                ids += found
+                owners += [attribute] * len(found)
+                continue
             found = _terms(terms, attribute, kind, given)
             ids += found
             owners += [attribute] * len(found)
@@ -50,10 +63,7 @@ class Packed:
 
 
 def _terms(terms: TargetingTerms, attribute: int, kind: Kind, given: Sequence[Value]) -> list[int]:
-    """Terms of the values that any targeting names, each once."""
-    if kind is Kind.CATEGORY:
-        known = terms.vocabulary.terms_of[attribute]
-        return list({term for value in given if (term := known.get(value))})
+    """Terms of the values that any targeting names, each once; not of a category."""
     if kind is Kind.NUMBER:
         return []
     if kind is Kind.GEO_POINT:

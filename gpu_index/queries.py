@@ -13,7 +13,6 @@ from gpu_index.schema import Kind, Schema
 from gpu_index.terms import TargetingTerms
 from gpu_index.values import Point, RequestAttributes, Value, request_values
 from kernels.match import SERVICE_CLOCK, Queries
-from kernels.program import RequestFacts
 
 WITHOUT_NUMBERS = frozenset({Kind.CATEGORY, Kind.BOOLEAN, Kind.HOUR_OF_WEEK})
 
@@ -54,12 +53,6 @@ class Packed:
         self.terms: NDArray[np.uint32] = np.array(ids + schedule, np.uint32)
         self.attribute: NDArray[np.int64] = np.array(owners + [count] * len(schedule), np.int64)
         self.numbers: NDArray[np.int64] = np.array(numbers, np.int64)
-
-    def facts(self, terms_max: int) -> RequestFacts:
-        """The request by itself, for the interpreter."""
-        bits = np.zeros(-(-terms_max // 64), np.uint64)
-        np.bitwise_or.at(bits, self.terms >> 6, np.uint64(1) << (self.terms & np.uint32(63)).astype(np.uint64))
-        return RequestFacts(bits, self.starts, self.numbers)
 
 
 def _terms(terms: TargetingTerms, attribute: int, kind: Kind, given: Sequence[Value]) -> list[int]:

@@ -88,6 +88,12 @@ class Settings:
     targetings_max: int = setting(
         2**25, "Most distinct targetings that the index holds; more are bad events.", minimum=1, maximum=2**31
     )
+    index_bytes_max: int = setting(
+        0,
+        "Most bytes that the contents of the index may take; new ads beyond are bad events. 0: no such limit.",
+        minimum=0,
+        maximum=2**48,
+    )
     threads: int = setting(0, "Threads that a match and a score may use; 0 takes every core.", minimum=0, maximum=1024)
     allow_now: bool = setting(False, "Let a request set `now` (tests, replays).")
     expired_versions_s: int = setting(

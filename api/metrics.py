@@ -132,8 +132,11 @@ class Snapshot(Collector):
             ("expired_versions", "Versions remembered of expired ads."),
         ):
             yield gauge(f"mirach_index_{name}", description, {(): self.index[name]})
+        evicted = {(): self.index["evicted_versions"]}
+        yield counter("mirach_index_evicted_versions", "Versions of expired ads forgotten early for room.", evicted)
+        yield gauge("mirach_index_held_bytes", "What the contents of the index take.", {(): self.index["held_bytes"]})
         capacity = {(part,): size for part, size in self.index["capacity"].items()}
-        yield gauge("mirach_index_capacity", "How many of each the index may hold.", capacity, ("of",))
+        yield gauge("mirach_index_capacity", "How many the index may hold; 0 of held_bytes: any.", capacity, ("of",))
         memory = {(part,): size for part, size in self.index["memory_bytes"].items()}
         yield gauge("mirach_index_memory_bytes", "Memory by part of the index.", memory, ("part",))
 

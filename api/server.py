@@ -120,7 +120,9 @@ def new_index(settings: Settings, schema: Schema) -> Index:
         dim=settings.dim,
         gate_dim=settings.gate_dim,
         precision=Precision(settings.precision),
-        limits=Limits(ads=settings.ads_max, targetings=settings.targetings_max),
+        limits=Limits(
+            ads=settings.ads_max, targetings=settings.targetings_max, held_bytes=settings.index_bytes_max
+        ),
         expired_versions_s=settings.expired_versions_s,
     )
 

@@ -6,14 +6,17 @@ turns ads on and off as their time comes, `select` gives the slots of the ads th
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_index import footprint
 from gpu_index.events import AdEvent, Batch, EventKind, Outcome
 from gpu_index.field_terms import FieldTerms
 from gpu_index.identity import tie_key
@@ -37,6 +40,8 @@ from kernels.score import ScoreColumns
 EXPIRED_VERSIONS_S = 86_400
 ROWS_MAX = 16_384
 WORDS_MAX = 2**32 - 1  # of each pool
+EVICTION_LOG_S = 60.0
+UNLIMITED_BYTES = 2**62
 _OUTCOMES = (
     Outcome.APPLIED,
     Outcome.STALE,
@@ -54,10 +59,19 @@ class Limits(NamedTuple):
     ads: int = 2**25
     targetings: int = 2**25
     terms: int = 2**25  # distinct attribute values, and as many field values
-    expired: int = 2**24  # versions of expired ads
+    expired: int = 2**24  # versions of expired ads; beyond it the oldest are forgotten before their time
+    held_bytes: int = 0  # beyond it no new ad is taken; 0: no such limit
 
 
 DEFAULT_LIMITS = Limits()
+_LOG = logging.getLogger("mirach.index")
+
+
+class ModelName(NamedTuple):
+    """Which model the ads' vectors are of."""
+
+    name: str
+    fingerprint: str
 
 
 class Selection(NamedTuple):
@@ -70,10 +84,11 @@ class Selection(NamedTuple):
 class Index:
     def __init__(
         self, schema: Schema, *, dim: int, gate_dim: int, precision: Precision, limits: Limits = DEFAULT_LIMITS,
-        expired_versions_s: int = EXPIRED_VERSIONS_S,
+        expired_versions_s: int = EXPIRED_VERSIONS_S, model: ModelName | None = None,
     ) -> None:  # fmt: skip
-        """An empty index. Raises AddressSpaceError where the system will not reserve what `limits` ask for."""
+        """An empty index, of vectors of this model; None: events bring them. Raises AddressSpaceError where the system will not reserve what `limits` ask for."""
         self.schema, self.dim, self.gate_dim, self.precision = schema, dim, gate_dim, precision
+        self.model = model
         self.limits = limits._replace(ads=-(-limits.ads // ads_.SEGMENT_SLOTS) * ads_.SEGMENT_SLOTS)
         self.positions: dict[int, int] = {}  # partition -> next offset
         self.now_us = 0
@@ -84,6 +99,10 @@ class Index:
         )
         self.ads = ads_.ads(self.limits.ads, limits.targetings, limits.terms, WORDS_MAX, dim, gate_dim, precision)
         self.expired = expired_.expired(limits.expired)
+        self.parts = footprint.Parts(
+            self.ads, self.targetings, self.expired, self.terms.vocabulary, self.fields.vocabulary
+        )
+        self._evictions_said: tuple[int, float] = 0, float("-inf")  # how many, when
         self._limit_ms = expired_versions_s * 1000
         self._scratch = match_.scratch(
             self.limits.ads, limits.targetings, limits.terms, len(schema.attribute_list) + 1
@@ -115,7 +134,18 @@ class Index:
             assert position >= self.positions.get(partition, 0), (partition, position)
             self.positions[partition] = position
             self.applied[partition] = max(position, self.applied[partition])
+        self._say_evictions()
         return outcomes
+
+    def _say_evictions(self) -> None:
+        said, at = self._evictions_said
+        evicted, now = int(self.expired.evicted[0]), monotonic()
+        if evicted != said and now - at >= EVICTION_LOG_S:
+            self._evictions_said = evicted, now
+            _LOG.warning(
+                "%d versions of expired ads are remembered, as many as may be: the oldest %d were forgotten early, so "
+                "that a late create may bring such an ad back", int(self.expired.state[expired_.HELD]), evicted - said,
+            )  # fmt: skip
 
     def _apply_some(self, events: Sequence[AdEvent]) -> list[Outcome]:
         """Applies events as far as there is room for their terms, and gives back terms then, which may make more; at
@@ -129,13 +159,33 @@ class Index:
         if full:
             packed = self.packer.pack([msgspec.structs.replace(events[0], kind=EventKind.BAD, patch=None)])
         codes = np.zeros(len(packed.events), np.int64)
+        partitions = max(int(packed.events["partition"].max()), *self.positions, 0) + 1
         apply_.apply_events(
-            self.ads, self.targetings, self.expired, packed.events, packed.words, packed.vectors, self.applied,
-            self.now_us, self._limit_ms, codes,
+            self.ads, self.targetings, self.expired, packed.events, packed.words, packed.vectors,
+            self.applied[:partitions], self._room_bytes(), footprint.slot_bytes(self.ads), self.now_us,
+            self._limit_ms, codes,
         )  # fmt: skip
         self._give_back()
         outcomes = [_OUTCOMES[code] for code in codes.tolist()]
         return [Outcome.INDEX_FULL if full and outcome is Outcome.BAD else outcome for outcome in outcomes]
+
+    def take_vectors(
+        self, dim: int, gate_dim: int, embedding: NDArray[Any], embedding_scale: NDArray[np.float32],
+        gate: NDArray[Any], gate_scale: NDArray[np.float32], model: ModelName,
+    ) -> None:  # fmt: skip
+        """From now on the ads' vectors are these columns, at the capacity of the index, of another model."""
+        self._assert_owner()
+        self.dim, self.gate_dim, self.model = dim, gate_dim, model
+        self.packer.dim, self.packer.gate_dim = dim, gate_dim
+        self.ads = self.ads._replace(
+            embedding=embedding, embedding_scale=embedding_scale, gate=gate, gate_scale=gate_scale
+        )
+        self.parts = self.parts._replace(ads=self.ads)
+
+    def _room_bytes(self) -> NDArray[np.int64]:
+        """[1] What new ads may take."""
+        limit = self.limits.held_bytes
+        return np.array([limit - footprint.held(self.parts) if limit else UNLIMITED_BYTES])
 
     def _give_back(self) -> None:
         """Terms that nothing refers to leave the vocabularies."""

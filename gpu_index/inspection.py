@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import numpy as np
 
+from gpu_index import footprint
 from gpu_index.events import ALWAYS_FROM_US, ALWAYS_UNTIL_US
 from gpu_index.index import Index
 from gpu_index.record import decode
@@ -17,10 +18,7 @@ from gpu_index.zones import Schedule, hour_of_week
 from kernels import ads as ads_
 from kernels import expired as expired_
 from kernels import extents as extents_
-from kernels import pool as pool_
-from kernels import rows as rows_
 from kernels import targetings as targetings_
-from kernels.memory import PAGE_BYTES, pages_bytes
 from kernels.precision import dequantise
 from kernels.program import NO_ZONE
 
@@ -44,17 +42,20 @@ def describe(index: Index) -> dict[str, object]:
         "rows": in_rows,
         "lists": int(np.count_nonzero(x.uses[:terms])) - in_rows,
         "expired_versions": int(index.expired.state[expired_.HELD]),
+        "evicted_versions": int(index.expired.evicted[0]),
         "capacity": {
             "ads": index.limits.ads,
             "targetings": index.limits.targetings,
             "terms": index.limits.terms,
             "expired_versions": index.limits.expired,
+            "held_bytes": index.limits.held_bytes,
         },
         "slots": {
             "ads": int(a.extents.state[extents_.FRONTIER]),
             "targetings": int(t.state[targetings_.FRONTIER]),
         },
-        "memory_bytes": memory(index),
+        "memory_bytes": footprint.touched(index.parts),
+        "held_bytes": footprint.held(index.parts),
         "precision": str(index.precision),
         "dim": index.dim,
         "gate_dim": index.gate_dim,
@@ -64,36 +65,6 @@ def describe(index: Index) -> dict[str, object]:
 
 def _words(index: Index) -> int:
     return int(index.ads.extents.state[extents_.FRONTIER]) // 64
-
-
-def memory(index: Index) -> dict[str, int]:
-    """Bytes of each part of the index, without the vocabularies, which live in Python's own memory."""
-    a, t = index.ads, index.targetings
-    slots, targetings = int(a.extents.state[extents_.FRONTIER]), int(t.state[targetings_.FRONTIER])
-    rows = int(t.rows.state[rows_.ROWS_FRONTIER])
-    row_bytes = pages_bytes(targetings_.row_words(t) * 8) + PAGE_BYTES  # rows do not begin at pages
-    terms = 2 * index.terms.vocabulary.highest
-    vectors = sum(x.nbytes // len(x) for x in (a.embedding, a.embedding_scale, a.gate, a.gate_scale))
-    columns = (
-        a.id_at, a.features_at, a.fields_at, a.targeting, a.advertiser, a.campaign, a.version, a.offset, a.partition,
-        a.created_ms, a.bid, a.start_us, a.end_us, a.flags, a.table.next, a.table.hash, a.extents.next,
-        a.extents.previous, a.extents.kind, a.extents.used,
-    )  # fmt: skip
-    per_targeting = (t.record, t.references, t.free, t.table.next, t.table.hash, a.extents.ring)
-    per_term = (t.rows.row, t.rows.uses, t.rows.offset, t.rows.capacity)
-    return {
-        "rows": rows * row_bytes,
-        "lists": int(t.rows.postings.state[pool_.FRONTIER]) * 4,
-        "records": int(t.records.state[pool_.FRONTIER]) * 4,
-        "targetings": targetings * sum(x.itemsize for x in per_targeting),
-        "terms": terms * sum(x.itemsize for x in per_term),
-        "vectors": slots * vectors,
-        "ads": slots * sum(x.itemsize for x in columns),
-        "texts": int(a.texts.state[pool_.FRONTIER]) * 4,
-        "fields": int(a.fields.state[pool_.FRONTIER]) * 4,
-        "expired_versions": int(index.expired.texts.state[pool_.FRONTIER]) * 4
-        + int(index.expired.state[expired_.FRONTIER]) * 36,
-    }
 
 
 def targeting_of(index: Index, slot: int) -> tuple[Expression, Schedule | None]:

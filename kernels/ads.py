@@ -22,6 +22,7 @@ from kernels.precision import Precision, row_width, storage_dtype
 SEGMENT_SLOTS = 8192
 NO_SLOT = -1
 PAUSED, FROM_META, ZERO_EMBEDDING = np.uint8(1), np.uint8(2), np.uint8(4)
+GIVEN_EMBEDDING, GIVEN_GATE = np.uint8(8), np.uint8(16)  # by an event, not by the model
 ADS, PAUSED_ADS, ZERO_ADS, FIELDS_ZEROED = 0, 1, 2, 3
 NEVER_US = 2**63 - 1
 

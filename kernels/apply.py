@@ -17,6 +17,8 @@ from kernels import table as tables
 from kernels.ads import (
     ADS,
     FROM_META,
+    GIVEN_EMBEDDING,
+    GIVEN_GATE,
     PAUSED,
     PAUSED_ADS,
     ZERO_ADS,
@@ -29,7 +31,7 @@ from kernels.ads import (
     text_words,
 )
 from kernels.expired import NO_SLOT as NOT_HELD
-from kernels.expired import can_remember, forget_old, recall, remember, take_back
+from kernels.expired import forget_old, make_room, recall, remember, take_back
 from kernels.extents import NO_SLOT, give_slot, take_slot
 from kernels.pool import fits, give, take
 from kernels.program import NO_ZONE, RECORD_HEAD, SCHEDULE_WORDS
@@ -42,6 +44,7 @@ APPLIED, STALE, DUPLICATE, EXPIRE_UNKNOWN, BAD, UNKNOWN_AD, INDEX_FULL = range(7
 SETS_TARGETING, SETS_SCHEDULE, SETS_BID, SETS_PAUSED, SETS_START, SETS_END = 1, 2, 4, 8, 16, 32
 SETS_ADVERTISER, SETS_CAMPAIGN, SETS_FIELDS, SETS_FEATURES, SETS_EMBEDDING, SETS_GATE = 64, 128, 256, 512, 1024, 2048
 CLEARS_TARGETING, CLEARS_META = 4096, 8192
+GIVES_EMBEDDING, GIVES_GATE = 16384, 32768  # the vector that it sets is its own, not the model's
 NO_TEXT = 0xFFFFFFFF  # in place of an offset into the batch's words
 
 EVENT = np.dtype(
@@ -163,8 +166,10 @@ def _fill(a: Any, slot: int, e: Any, words: Any, vectors: Any) -> None:
     if sets & SETS_EMBEDDING:
         _vector(a.embedding, a.embedding_scale, slot, vectors.embedding, vectors.embedding_scale, e.embedding)
         flags = (flags & ~ZERO_EMBEDDING) | (ZERO_EMBEDDING if e.embedding < 0 else np.uint8(0))
+        flags = (flags & ~GIVEN_EMBEDDING) | (GIVEN_EMBEDDING if sets & GIVES_EMBEDDING else np.uint8(0))
     if sets & SETS_GATE:
         _vector(a.gate, a.gate_scale, slot, vectors.gate, vectors.gate_scale, e.gate)
+        flags = (flags & ~GIVEN_GATE) | (GIVEN_GATE if sets & GIVES_GATE else np.uint8(0))
     a.flags[slot] = flags
 
 
@@ -236,7 +241,24 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
 
 
 @njit(nogil=True, cache=True)
-def _one(a: Any, t: Any, x: Any, e: Any, words: Any, vectors: Any, now_us: int, limit_ms: int) -> int:
+def _ad_bytes(e: Any, words: Any, slot_bytes: int) -> int:
+    """The most memory that a new ad takes: its slot, its words in pools whose blocks are up to half larger than what
+    was asked for, and a posting of four bytes for each word of its targeting, in lists that may double."""
+    count = text_words(words, e.id)
+    if e.features >= 0:
+        count += text_words(words, e.features)
+    if e.fields >= 0:
+        count += np.int64(words[e.fields])
+    if e.targeting >= 0:
+        count += 3 * np.int64(words[e.targeting])
+    return slot_bytes + 6 * count
+
+
+@njit(nogil=True, cache=True)
+def _one(
+    a: Any, t: Any, x: Any, e: Any, words: Any, vectors: Any, partitions: int, room_bytes: Any, slot_bytes: int,
+    now_us: int, limit_ms: int,
+) -> int:  # fmt: skip
     """One event that is not a duplicate. -> outcome"""
     if e.id < 0:
         return BAD
@@ -255,9 +277,8 @@ def _one(a: Any, t: Any, x: Any, e: Any, words: Any, vectors: Any, now_us: int, 
     version = e.version if e.version >= 0 else known
     if e.kind == EXPIRE:
         if version >= 0 and (e.version >= 0 or slot != NO_SLOT):
-            if not can_remember(x, words, e.id):
-                return INDEX_FULL
-            remember(x, e.key, words, e.id, version, e.partition)
+            if make_room(x, words, e.id, e.partition, partitions):
+                remember(x, e.key, words, e.id, version, e.partition)
         if slot == NO_SLOT:
             return EXPIRE_UNKNOWN
         _remove(a, t, slot)
@@ -266,10 +287,14 @@ def _one(a: Any, t: Any, x: Any, e: Any, words: Any, vectors: Any, now_us: int, 
         return UNKNOWN_AD
     if slot != NO_SLOT and e.sets & (CLEARS_TARGETING | CLEARS_META) and not e.sets & SETS_TARGETING:
         _clear_targeting(a, slot, e)
+    taken = _ad_bytes(e, words, slot_bytes) if slot == NO_SLOT else np.int64(0)
+    if taken > room_bytes[0]:
+        return INDEX_FULL
     to = _put_ad(a, t, e, slot, words, vectors, now_us)
     if to == NO_SLOT:
         return INDEX_FULL
     if slot == NO_SLOT:
+        room_bytes[0] -= taken
         take_back(x, e.key, words, e.id)
     if e.kind == CREATE:
         a.created_ms[to] = e.timestamp_ms
@@ -290,11 +315,12 @@ def _clear_targeting(a: Any, slot: int, e: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def apply_events(
-    ads: Any, targetings: Any, expired: Any, events: Any, words: Any, vectors: Any, positions: Any, now_us: int,
-    limit_ms: int, outcomes: Any,
+    ads: Any, targetings: Any, expired: Any, events: Any, words: Any, vectors: Any, positions: Any, room_bytes: Any,
+    slot_bytes: int, now_us: int, limit_ms: int, outcomes: Any,
 ) -> None:  # fmt: skip
     """Applies `events` (EVENT records) in order. `positions` [partition] holds the next offset of each and moves on;
-    `outcomes` [event] is written. With a clearing null, `targeting` of the event is the record of no targeting."""
+    `outcomes` [event] is written. `room_bytes` [1]: what new ads may take, each at least `slot_bytes`; it shrinks.
+    With a clearing null, `targeting` of the event is the record of no targeting."""
     for i in range(len(events)):
         e = events[i]
         if e.offset < positions[e.partition]:
@@ -303,5 +329,7 @@ def apply_events(
         positions[e.partition] = e.offset + 1
         expired.newest_ms[e.partition] = max(expired.newest_ms[e.partition], e.timestamp_ms)
         forget_old(expired, e.partition, limit_ms)
-        outcomes[i] = _one(ads, targetings, expired, e, words, vectors, now_us, limit_ms)
+        outcomes[i] = _one(
+            ads, targetings, expired, e, words, vectors, len(positions), room_bytes, slot_bytes, now_us, limit_ms
+        )
     tidy(targetings)

@@ -3,6 +3,9 @@
 An entry is forgotten once the newest record timestamp of the partition of its expire is more than the limit past the
 one at the expire: a measure that every replica shares. Entries of one partition form a queue in the order of their
 expires; an entry that is taken back early stays in the queue, marked, until its turn comes.
+
+Where there is no room for another, the oldest by that measure goes before its time (ties: the lowest partition's), so
+that what stays is the newest so many entries, in whatever order the partitions were read.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class Expired(NamedTuple):
     last: NDArray[np.uint32]  # [partition] slot + 1
     newest_ms: NDArray[np.int64]  # [partition] newest record timestamp so far
     state: NDArray[np.int64]  # frontier, first free slot + 1, entries held
+    evicted: NDArray[np.int64]  # [1] versions forgotten before their time since this process began
 
 
 def expired(expired_max: int) -> Expired:
@@ -46,6 +50,7 @@ def expired(expired_max: int) -> Expired:
         tables.table(n), pool(min(ID_CLASSES_WORDS * n, 2**32 - 1)), reserve(n, np.uint32), reserve(n, np.int64),
         reserve(n, np.int64), reserve(n, np.int32), reserve(n, np.uint32), reserve(PARTITIONS_MAX, np.uint32),
         reserve(PARTITIONS_MAX, np.uint32), reserve(PARTITIONS_MAX, np.int64), np.zeros(3, np.int64),
+        np.zeros(1, np.int64),
     )  # fmt: skip
 
 
@@ -84,10 +89,42 @@ def take_back(x: Any, key: np.uint64, words: Any, at: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def can_remember(x: Any, words: Any, at: int) -> bool:
-    """Whether there is room for the version of the id at words[at]."""
+def _drop_first(x: Any, partition: int) -> None:
+    """Gives back the entry at the head of the partition's queue."""
+    slot = np.int64(x.first[partition]) - 1
+    _forget(x, slot)
+    x.first[partition] = x.next[slot]
+    if x.first[partition] == 0:
+        x.last[partition] = np.uint32(0)
+    x.next[slot] = np.uint32(x.state[FREE])
+    x.state[FREE] = slot + 1
+
+
+@njit(nogil=True, cache=True)
+def _has_room(x: Any, words: Any, at: int) -> bool:
     room = x.state[FREE] != 0 or x.state[FRONTIER] < len(x.version)
     return room and fits(x.texts, text_words(words, at), 0)
+
+
+@njit(nogil=True, cache=True)
+def make_room(x: Any, words: Any, at: int, partition: int, partitions: int) -> bool:
+    """Makes room for the version of the id at words[at], expired in this partition just now, at the cost of the oldest
+    entries of all `partitions`. False: it would itself be the oldest, and is not to be remembered."""
+    while not _has_room(x, words, at):
+        oldest, oldest_ms = -1, np.int64(0)
+        for other in range(partitions):
+            if x.first[other] != 0:
+                head_ms = x.clock_ms[np.int64(x.first[other]) - 1]
+                if oldest < 0 or head_ms < oldest_ms:
+                    oldest, oldest_ms = other, head_ms
+        now_ms = x.newest_ms[partition]
+        if oldest < 0 or now_ms < oldest_ms or (now_ms == oldest_ms and partition < oldest):
+            x.evicted[0] += 1
+            return False
+        if x.version[np.int64(x.first[oldest]) - 1] != GONE:
+            x.evicted[0] += 1
+        _drop_first(x, oldest)
+    return True
 
 
 @njit(nogil=True, cache=True)
@@ -123,9 +160,4 @@ def forget_old(x: Any, partition: int, limit_ms: int) -> None:
         slot = np.int64(x.first[partition]) - 1
         if x.version[slot] != GONE and x.newest_ms[partition] - x.clock_ms[slot] <= limit_ms:
             return
-        _forget(x, slot)
-        x.first[partition] = x.next[slot]
-        if x.first[partition] == 0:
-            x.last[partition] = np.uint32(0)
-        x.next[slot] = np.uint32(x.state[FREE])
-        x.state[FREE] = slot + 1
+        _drop_first(x, partition)

@@ -66,7 +66,9 @@ class PlainIndex:
         gate_dim: int = 16,
         precision: Precision = Precision.FLOAT32,
         expired_versions_s: int = 86_400,
+        expired_max: int | None = None,
     ) -> None:
+        """`expired_max`: entries for versions of expired ads; None: any number."""
         self.schema = schema
         self.dim = dim
         self.gate_dim = gate_dim
@@ -74,6 +76,9 @@ class PlainIndex:
         self.expired_versions_ms = expired_versions_s * 1000
         self.ads: dict[str, PlainAd] = {}
         self.expired: dict[str, Remembered] = {}
+        self.expired_max = expired_max
+        self.entries: list[tuple[int, int, str, Remembered]] = []  # clock, partition, ad; while there is a maximum
+        self.evicted = 0
         self.clock_ms: dict[int, int] = {}  # partition -> newest record timestamp so far
         self.positions: dict[int, int] = {}  # partition -> next offset
 
@@ -84,6 +89,7 @@ class PlainIndex:
             return Outcome.DUPLICATE
         self.positions[event.partition] = event.offset + 1
         self.clock_ms[event.partition] = max(self.clock_ms.get(event.partition, 0), event.timestamp_ms)
+        self._forget_old(event.partition)
         if event.ad_id is None:
             assert event.kind is EventKind.BAD
             return Outcome.BAD
@@ -121,8 +127,40 @@ class PlainIndex:
         if version is None and ad is not None:
             version = newest
         if version is not None:  # of an unknown ad without a version, what was remembered stays as it is
-            self.expired[ad_id] = Remembered(version, event.partition, self.clock_ms[event.partition])
+            self._remember(ad_id, Remembered(version, event.partition, self.clock_ms[event.partition]))
         return Outcome.EXPIRE_UNKNOWN if ad is None else Outcome.APPLIED
+
+    def _remember(self, ad_id: str, memory: Remembered) -> None:
+        """Where there is a maximum, the newest by clock, then partition, then order stay. An entry counts until it is
+        the first of its partition and over, also where its ad lives again."""
+        if self.expired_max is None:
+            self.expired[ad_id] = memory
+            return
+        entry = memory.clock_ms, memory.partition, ad_id, memory
+        while len(self.entries) >= self.expired_max:
+            oldest = min(self.entries, key=lambda entry: entry[:2], default=entry)
+            if entry[:2] < oldest[:2] or oldest is entry:
+                self.evicted += 1
+                return
+            self.entries.remove(oldest)
+            self.evicted += self._drop(oldest)
+        self.expired[ad_id] = memory
+        self.entries.append(entry)
+
+    def _forget_old(self, partition: int) -> None:
+        for entry in [entry for entry in self.entries if entry[1] == partition]:
+            held = self.expired.get(entry[2]) is entry[3]
+            if held and self.clock_ms[partition] - entry[0] <= self.expired_versions_ms:
+                return
+            self.entries.remove(entry)
+            self._drop(entry)
+
+    def _drop(self, entry: tuple[int, int, str, Remembered]) -> bool:
+        """Forgets the version of an entry, if it still is its ad's."""
+        if self.expired.get(entry[2]) is not entry[3]:
+            return False
+        del self.expired[entry[2]]
+        return True
 
     # The read path: contract sections 4 and 5.
 

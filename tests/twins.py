@@ -81,8 +81,9 @@ class Twins:
     ) -> None:  # fmt: skip
         self.index = new_index(limits=limits, precision=precision)
         self.plain = PlainIndex(
-            cases.SCHEMA, dim=DIM, gate_dim=GATE_DIM, precision=precision, expired_versions_s=EXPIRED_VERSIONS_S
-        )
+            cases.SCHEMA, dim=DIM, gate_dim=GATE_DIM, precision=precision, expired_versions_s=EXPIRED_VERSIONS_S,
+            expired_max=limits.expired,
+        )  # fmt: skip
         self.now_us = START_US
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.ids = [f"ad {i}" if i % 7 else f"é{i}" * 8 for i in range(ids)]

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from gpu_index import footprint, packing
 from gpu_index import index as index_
-from gpu_index import packing
 from gpu_index.events import AdEvent, AdPatch, Batch, EventKind, Outcome
 from gpu_index.index import Index, Limits
 from gpu_index.schema import Schema
@@ -18,7 +18,7 @@ from kernels import pool as pool_
 from kernels.precision import Precision
 from tests import random_cases as cases
 from tests.consistent import assert_consistent, assert_empty
-from tests.twins import EXPIRED_VERSIONS_S, START_US, Twins, new_index, parsed, whole_patch
+from tests.twins import EXPIRED_VERSIONS_S, START_US, Twins, new_index, parsed, recalled, whole_patch
 
 APPLIED, FULL = Outcome.APPLIED, Outcome.INDEX_FULL
 ROOMY = Limits(ads=2**14, targetings=2**12, terms=2**12, expired=2**10)
@@ -160,17 +160,80 @@ def test_terms_may_come_and_go_any_number_of_times_in_one_batch() -> None:
     assert feed.send(expire("ad")) == [APPLIED]
 
 
-def test_versions_of_expired_ads() -> None:
+def test_an_expire_takes_the_ad_out_though_no_version_more_can_be_remembered(caplog: pytest.LogCaptureFixture) -> None:
+    """The oldest remembered one is forgotten for it; that is counted, and said once a minute at most."""
     feed = Feed(new_index(limits=ROOMY._replace(expired=10)))
     assert set(feed.send(*(create(str(i)) for i in range(12)), version=1)) == {APPLIED}
-    assert feed.send(*(expire(str(i)) for i in range(11)), version=2) == [APPLIED] * 10 + [FULL]
-    assert feed.eligible() == {"10", "11"}
+    assert feed.send(*(expire(str(i)) for i in range(11)), version=2) == [APPLIED] * 11
+    assert feed.eligible() == {"11"}
+    assert feed.index.expired.evicted[0] == 1
     assert feed.send(create("3"), version=2) == [Outcome.STALE]
+    assert feed.send(create("0"), version=1) == [APPLIED], "forgotten"
     assert feed.send(create("x"), expire("x"), expire("no such ad")) == [APPLIED, APPLIED, Outcome.EXPIRE_UNKNOWN]
+    assert feed.send(expire("0"), expire("11"), version=7) == [APPLIED, APPLIED]
+    assert feed.send(create("3"), version=2) == [Outcome.STALE], "1 and 2 were older"
+    assert feed.send(create("2"), version=2) == [APPLIED]
+    assert feed.index.expired.evicted[0] == 3
+    assert caplog.text.count("were forgotten early") == 1
     feed.timestamp_ms += EXPIRED_VERSIONS_S * 1000 + 1
     assert feed.send(create("3"), version=1) == [APPLIED]
-    assert feed.send(expire("10"), expire("11"), expire("3"), version=2) == [APPLIED] * 3
+    assert feed.send(expire("2"), expire("3"), version=3) == [APPLIED] * 2
     assert feed.eligible() == set()
+    assert feed.index.expired.evicted[0] == 3
+
+
+def test_with_no_room_for_versions_at_all_ads_still_expire() -> None:
+    feed = Feed(new_index(limits=ROOMY._replace(expired=0)))
+    assert feed.send(create("a"), expire("a"), create("a"), version=None) == [APPLIED] * 3
+    assert feed.send(expire("a"), version=5) == [APPLIED]
+    assert feed.send(create("a"), version=1) == [APPLIED]
+
+
+def test_which_versions_stay_does_not_hang_on_how_partitions_were_interleaved() -> None:
+    """Replicas read partitions at different speeds, and remember the same: the newest by record timestamps."""
+    r = random.Random(5)
+    by_partition: list[list[AdEvent]] = [[], [], []]
+    for number in range(300):
+        partition = number % 3
+        events = by_partition[partition]
+        timestamp_ms = START_US // 1000 + (number // 3) * 10 + r.randrange(3) * 5
+        events.append(AdEvent(EventKind.EXPIRE, f"{partition} {number}", 9, partition, len(events), timestamp_ms))
+    remembered = []
+    for seed in range(4):
+        order = random.Random(seed)
+        index, next_offset = new_index(limits=ROOMY._replace(expired=40)), [0, 0, 0]
+        while left := [partition for partition in range(3) if next_offset[partition] < 100]:
+            partition = order.choice(left[:1] if seed == 0 else left)
+            first, last = next_offset[partition], min(100, next_offset[partition] + order.randrange(1, 20))
+            index.apply(Batch(by_partition[partition][first:last], {partition: last}, lambda *_: None), START_US)
+            next_offset[partition] = last
+            assert_consistent(index)
+        ids = [str(event.ad_id) for events in by_partition for event in events]
+        remembered.append({ad_id for ad_id in ids if recalled(index, ad_id) is not None})
+        assert index.expired.evicted[0] == 260
+    assert len(remembered[0]) == 40
+    assert remembered[0] == remembered[1] == remembered[2] == remembered[3]
+
+
+def test_new_ads_are_refused_beyond_the_memory_that_may_be_held_and_the_rest_goes_on() -> None:
+    """What an ad takes is counted before it is taken, and taken again once others are gone."""
+    limit = footprint.held(new_index(limits=ROOMY).parts) + 400_000
+    feed = Feed(new_index(limits=ROOMY._replace(held_bytes=limit)))
+    outcomes: list[Outcome] = []
+    for first in range(0, 1000, 5):
+        ads = (create(str(i), targeting=audience(i), features=b"x" * 100) for i in range(first, first + 5))
+        outcomes += feed.send(*ads)
+        assert footprint.held(feed.index.parts) <= limit
+    taken = outcomes.count(APPLIED)
+    assert outcomes[:200] == [APPLIED] * 200
+    assert outcomes[-200:] == [FULL] * 200
+    held = footprint.held(feed.index.parts)
+    assert held > limit - 10_000
+    assert feed.send(create("0", bid=9.0), modify("1", targeting=audience("new"))) == [APPLIED, APPLIED]
+    assert feed.send(create("no", features=b"x" * 10_000)) == [FULL]
+    assert feed.send(*(expire(str(i)) for i in range(taken)))[:taken] == [APPLIED] * taken
+    assert footprint.held(feed.index.parts) < held - 200_000
+    assert feed.send(create("again", features=b"x" * 10_000)) == [APPLIED]
 
 
 @pytest.mark.parametrize("lengths", [(64, 1), (1, 64), (64, 20, 5, 40, 1)])
@@ -180,7 +243,9 @@ def test_ids_of_any_length_are_remembered_up_to_the_limit(lengths: tuple[int, ..
         names = [f"{i:0{length}}" if length > 2 else chr(256 + i)[:length] for i in range(200)]
         assert set(feed.send(*(expire(name) for name in names), version=5)) == {Outcome.EXPIRE_UNKNOWN}
         assert feed.send(create(names[0]), version=5) == [Outcome.STALE]
-        assert feed.send(expire("one more"), version=5) == [FULL]
+        assert feed.send(expire("one more"), version=5) == [Outcome.EXPIRE_UNKNOWN]
+        assert feed.send(create(names[0]), expire(names[0]), version=5) == [APPLIED, Outcome.STALE], "the oldest went"
+        assert feed.send(expire(names[0])) == [APPLIED]
         feed.timestamp_ms += EXPIRED_VERSIONS_S * 1000 + 1
 
 
@@ -254,8 +319,9 @@ def test_random_histories_at_the_limits(limits: Limits) -> None:
         twins.send([twins.event(r) for _ in range(r.randrange(1, 100))])
         twins.ask([twins.request(r) for _ in range(2)])
         twins.check()
-    assert twins.outcomes[FULL] > 50, twins.outcomes
+    assert twins.outcomes[FULL] > 40, twins.outcomes
     assert twins.outcomes[APPLIED] > 200, twins.outcomes
+    assert twins.index.expired.evicted[0] == twins.plain.evicted
 
 
 def test_a_schema_without_attributes() -> None:

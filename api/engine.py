@@ -3,7 +3,7 @@
 Each turn: (1) calls of the admin side, (2) events, a batch at a time until requests wait or the queue is empty,
 (3) the requests that wait and whose offsets are reached, as one batch. So an answer sees whole batches of whole events,
 with no lock, and has an exact position in every partition. A request that asks for offsets not applied yet waits in
-line until they are, or until its time is over.
+line until they are, or until its time is over. Clock and thread are arguments: tests/simulation takes the turns itself.
 """
 
 from __future__ import annotations
@@ -36,12 +36,19 @@ class Stopped(Exception):
     """The engine answers no more."""
 
 
+class ModelChanged(Exception):
+    """The request was made for another model than the one that the index has now: it is to be made again."""
+
+
 class IndexBehind(Exception):
     """The offsets asked for were not reached in time."""
 
     def __init__(self, positions: dict[int, int]) -> None:
         super().__init__(f"the index stands at {positions}")
         self.positions = positions  # partition -> next offset
+
+
+_Call = tuple[Callable[[Index], Any], Future[Any]]
 
 
 @dataclass
@@ -51,6 +58,7 @@ class _Waiting:
     deadline: float
     offsets: dict[int, int]  # partition -> last offset that the answers must include
     arrived: float
+    model: str | None  # fingerprint of the one that the requests' users are of
 
 
 @dataclass
@@ -70,22 +78,29 @@ class EngineStatistics:
 
 class Engine:
     def __init__(
-        self, index: Index, *, clock_us: Callable[[], int], requests_max: int = 1024, batches_max: int = 8
+        self,
+        index: Index,
+        *,
+        clock_us: Callable[[], int],
+        requests_max: int = 1024,
+        batches_max: int = 8,
+        clock: Callable[[], float] = monotonic,
+        thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
         """`clock_us` gives microseconds since 1970. At most `requests_max` requests and `batches_max` batches wait."""
         self.index = index
         self.statistics = EngineStatistics()
-        self._clock_us = clock_us
+        self._clock_us, self._clock = clock_us, clock
         self._requests_max, self._batches_max = requests_max, batches_max
         self._changed = threading.Condition()
         self._waiting: deque[_Waiting] = deque()
         self._held: list[_Waiting] = []  # behind their offsets; the engine's own
-        self._batches: deque[Batch] = deque()
-        self._calls: deque[tuple[Callable[[Index], Any], Future[Any]]] = deque()
+        self._batches: deque[Batch | _Call] = deque()
+        self._calls: deque[_Call] = deque()
         self._queued = 0  # requests in line or held
         self._stopping = False
         self.failed = False  # by a fault of its own: the index may be half changed
-        self._thread = threading.Thread(target=self._run, name="mirach-engine", daemon=True)
+        self._thread = thread(target=self._run, name="mirach-engine", daemon=True)
 
     def start(self) -> None:
         self.index.release_thread()
@@ -111,15 +126,16 @@ class Engine:
         """Requests that wait."""
         return self._queued
 
-    def submit(self, requests: Sequence[Request]) -> Future[list[Answer]]:
-        """Answers of one state of the index, in order. Raises QueueFull or Stopped; the future raises IndexBehind."""
-        now = monotonic()
+    def submit(self, requests: Sequence[Request], model: str | None = None) -> Future[list[Answer]]:
+        """Answers of one state of the index, in order. `model`: fingerprint of the one that the requests were made for.
+        Raises QueueFull or Stopped; the future raises IndexBehind or ModelChanged."""
+        now = self._clock()
         offsets: dict[int, int] = {}
         for request in requests:
             for partition, offset in request.min_offsets.items():
                 offsets[partition] = max(offset, offsets.get(partition, 0))
         wait_s = min((request.wait_ms for request in requests if request.min_offsets), default=0) / 1000
-        waiting = _Waiting(requests, Future(), now + wait_s, offsets, now)
+        waiting = _Waiting(requests, Future(), now + wait_s, offsets, now, model)
         with self._changed:
             if self._stopping:
                 raise Stopped
@@ -150,6 +166,16 @@ class Engine:
             self._changed.notify_all()
         return future
 
+    def call_after(self, function: Callable[[Index], T]) -> Future[T]:
+        """Like `call`, once the batches offered so far are applied and before any that comes after. Raises Stopped."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._stopping:
+                raise Stopped
+            self._batches.append((function, future))
+            self._changed.notify_all()
+        return future
+
     def adopt(self, index: Index) -> Future[None]:
         """From then on the engine has this index, which nobody else may use, in place of its own. Raises Stopped."""
 
@@ -167,7 +193,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            while self.turn(wait=True):
                 pass
         except BaseException:
             self.failed = True
@@ -176,10 +202,11 @@ class Engine:
         finally:
             self._refuse_all()
 
-    def _turn(self) -> bool:
-        """One turn; False once all is done and the engine is to stop."""
+    def turn(self, *, wait: bool = False) -> bool:
+        """One turn, with `wait` once something is due; False once all is done and the engine is to stop."""
         with self._changed:
-            self._changed.wait_for(self._due, self._patience())
+            if wait:
+                self._changed.wait_for(self._due, self._patience())
             calls, self._calls = self._calls, deque()
             if self._stopping and not (calls or self._batches or self._waiting or self._held):
                 return False
@@ -197,33 +224,43 @@ class Engine:
     def _patience(self) -> float:
         """Seconds until something is due of itself: a tick of the clock, or the end of a held request's time."""
         ends = [waiting.deadline for waiting in self._held]
-        return max(0.0, min([TICK_S] + [end - monotonic() for end in ends]))
+        return max(0.0, min([TICK_S] + [end - self._clock() for end in ends]))
 
     def _apply(self) -> None:
         """Batches of events, until somebody waits or a tick has passed: a catch-up must not keep calls or the clock."""
-        until = monotonic() + TICK_S
+        until = self._clock() + TICK_S
         while True:
             with self._changed:
                 if not self._batches:
                     return
                 batch = self._batches.popleft()
                 self._changed.notify_all()
-            began = monotonic()
+            if isinstance(batch, tuple):
+                function, future = batch
+                _settle(future, lambda function=function: function(self.index))  # type: ignore[misc]
+                continue
+            began = self._clock()
             now_us = self._clock_us()
             outcomes = self.index.apply(batch, now_us)
             batch.applied(outcomes, now_us)
             self.statistics.events += len(batch.events)
             self.statistics.batches += 1
-            self.statistics.apply_s += monotonic() - began
-            if self._waiting or self._held or self._calls or monotonic() >= until:
+            self.statistics.apply_s += self._clock() - began
+            if self._waiting or self._held or self._calls or self._clock() >= until:
                 return
 
     def _answer(self) -> None:
-        """The requests in line, or as many as one pass takes."""
-        ready = self._take_ready()
+        """The requests in line, or as many as one pass takes, all of them made for the model that the index has."""
+        model = None if self.index.model is None else self.index.model.fingerprint
+        ready = []
+        for waiting in self._take_ready():
+            if waiting.model == model:
+                ready.append(waiting)
+            else:
+                self._finish(waiting, ModelChanged())
         if not ready:
             return
-        began = monotonic()
+        began = self._clock()
         try:
             answers = retrieve(self.index, [request for waiting in ready for request in waiting.requests])
         except Exception as error:
@@ -231,7 +268,7 @@ class Engine:
             for waiting in ready:
                 self._finish(waiting, error)
             return
-        spent = monotonic() - began
+        spent = self._clock() - began
         at = 0
         for waiting in ready:
             mine = answers[at : at + len(waiting.requests)]
@@ -253,7 +290,7 @@ class Engine:
             if self._reached(waiting.offsets) and (not ready or count + len(waiting.requests) <= ANSWERED_MAX):
                 ready.append(waiting)
                 count += len(waiting.requests)
-            elif not self._reached(waiting.offsets) and (monotonic() >= waiting.deadline or self._is_last()):
+            elif not self._reached(waiting.offsets) and (self._clock() >= waiting.deadline or self._is_last()):
                 self.statistics.behind += 1
                 self._finish(waiting, IndexBehind(self.positions()))
             else:
@@ -299,6 +336,7 @@ class Engine:
             left, self._waiting = [*self._held, *self._waiting], deque()
             self._held = []
             calls, self._calls = self._calls, deque()
+            calls.extend(batch for batch in self._batches if isinstance(batch, tuple))
             self._changed.notify_all()
         for waiting in left:
             self._finish(waiting, Stopped())

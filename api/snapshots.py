@@ -12,10 +12,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -59,6 +59,14 @@ class Done(NamedTuple):
     pause_ms: float  # that the engine waited
 
 
+class Fork(Protocol):
+    def __call__(self, work: Callable[[Callable[[], None]], object], keep_open: Iterable[int]) -> Child: ...
+
+
+class Wait(Protocol):
+    def __call__(self, child: Child, timeout_s: float, cancelled: Callable[[], bool]) -> msgspec.Raw: ...
+
+
 class Snapshots:
     def __init__(
         self,
@@ -69,20 +77,27 @@ class Snapshots:
         interval_s: float,
         kept: int,
         clock_us: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+        thread: Callable[..., threading.Thread] = threading.Thread,
+        fork: Fork = fork,
+        wait: Wait = wait,
     ) -> None:
-        """`interval_s` 0: only on request and at the end. `kept`: how many stay."""
+        """`interval_s` 0: only on request and at the end. `kept`: how many stay. `fork` and `wait` are those of
+        gpu_index/fork.py, `clock` and `thread` the system's, but in tests/simulation."""
         self.store = Store(folder)
         self._folder = folder
         self._engine = engine
         self._safe = safe
         self._interval_s, self._kept = interval_s, kept
-        self._clock_us = clock_us
+        self._clock_us, self._clock = clock_us, clock
+        self._fork_image, self._wait = fork, wait
         self._identity: Identity | None = None  # known once the topic was seen
         self._lock: int | None = None  # descriptor
         self._changed = threading.Condition()
         self._wanted: Future[Done] | None = None  # of the next one, by those who asked for one
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="mirach-snapshots", daemon=True)
+        self._due = 0.0  # by the clock: when the next one is, of itself
+        self._thread = thread(target=self._run, name="mirach-snapshots", daemon=True)
         # what is shown
         self._restoring: str | None = None
         self._restored: int | None = None
@@ -92,6 +107,8 @@ class Snapshots:
         self._last: Done | None = None
         self._start: dict[int, int] = {}  # the offsets that were restored
         self._offsets: dict[int, int] | None = None  # of the newest snapshot of this index
+        self._model: str | None = None  # of that one, by fingerprint
+        self._model_writing: str | None = None
         self._newest_us: int | None = None  # when that was made
         self._problem: str | None = None  # why the newest try wrote none
         self._counts = {"written": 0, "failed": 0, "skipped": 0}
@@ -121,19 +138,20 @@ class Snapshots:
         Raises DoesNotFit, Stopped."""
         self._identity = identity
         self._restoring = "looking for a snapshot"
-        began = time.monotonic()
+        began = self._clock()
         try:
             found = restore(self.store, identity, new_index, self._show_progress)
             self._passed_over = found.passed_over
             if found.manifest is None:
                 log.info("no usable snapshot in %s: the index is built from the topic's beginning", self._folder.root)
                 return {}
-            self._restore_s = time.monotonic() - began
+            self._restore_s = self._clock() - began
             self._engine.adopt(found.index).result()
         finally:
             self._restoring = None
         self._restored, self._newest_us = found.manifest.sequence, found.manifest.created_us
         self._start = self._offsets = dict(found.manifest.offsets)
+        self._model = identity.model_fingerprint
         log.info(
             "snapshot %d of %s is restored: %d ads, %.0f MB in %.1f s", found.manifest.sequence,
             moment(found.manifest.created_us), found.index.count, found.manifest.bytes / 1e6, self._restore_s,
@@ -151,6 +169,7 @@ class Snapshots:
     def start(self) -> None:
         """From now on snapshots are written. The engine's index has this identity and positions."""
         assert self._identity is not None
+        self._due = self._clock() + self._interval_s
         self._thread.start()
 
     # -- on request
@@ -171,23 +190,30 @@ class Snapshots:
     # -- the thread
 
     def _run(self) -> None:
-        due = time.monotonic() + self._interval_s
-        while True:
-            with self._changed:
-                patience = None if self._interval_s == 0 else max(0.0, due - time.monotonic())
+        while self.turn(wait=True):
+            pass
+
+    def turn(self, *, wait: bool = False) -> bool:
+        """Writes a snapshot if one is due, with `wait` once it is; False once the thread is to end."""
+        with self._changed:
+            if wait:
+                patience = None if self._interval_s == 0 else max(0.0, self._due - self._clock())
                 self._changed.wait_for(lambda: self._stopping or self._wanted is not None, patience)
-                if self._stopping:
-                    return
-                wanted, self._wanted = self._wanted, None
-            due = time.monotonic() + self._interval_s
-            if wanted is None and self._engine.positions() == self._offsets:
-                continue
-            result = self._try(self._write)
-            if wanted is not None:
-                if isinstance(result, Done):
-                    wanted.set_result(result)
-                else:
-                    wanted.set_exception(result)
+            if self._stopping:
+                return False
+            wanted, self._wanted = self._wanted, None
+        if wanted is None and (self._interval_s == 0 or self._clock() < self._due):
+            return True
+        self._due = self._clock() + self._interval_s
+        if wanted is None and self._is_written():
+            return True
+        result = self._try(self._write)
+        if wanted is not None:
+            if isinstance(result, Done):
+                wanted.set_result(result)
+            else:
+                wanted.set_exception(result)
+        return True
 
     def _try(self, write_one: Callable[[int], Done]) -> Done | NotWritten:
         """Writes a snapshot, or cleans up what there is of one; counts and logs what came of it."""
@@ -207,25 +233,38 @@ class Snapshots:
         return done
 
     def _write(self, sequence: int) -> Done:
-        began = time.monotonic()
+        began = self._clock()
         self._check_safe(self._engine.positions())
         for group in groups(self._engine.index):
             for column in group.columns.values():
                 if column.flags.c_contiguous:
                     use_huge_pages(column[: group.rows])
         child, created_us, pause_ms = self._engine.call(lambda index: self._fork(index, sequence)).result()
-        written = msgspec.json.decode(wait(child, WRITE_S_MAX, lambda: self._stopping), type=Written)
+        written = msgspec.json.decode(self._wait(child, WRITE_S_MAX, lambda: self._stopping), type=Written)
         self._check_safe(written.offsets)
         self.store.publish(sequence)
-        return Done(written, created_us, time.monotonic() - began, pause_ms)
+        return Done(written, created_us, self._clock() - began, pause_ms)
+
+    def _is_written(self) -> bool:
+        """Whether the newest snapshot is of the index as it is."""
+        return self._engine.positions() == self._offsets and model_of(self._engine.index) == self._model
+
+    def _identity_of(self, index: Index) -> Identity:
+        """Of the index as it is: its model may have been switched since the start. On the engine's thread."""
+        assert self._identity is not None
+        self._model_writing = model_of(index)
+        return msgspec.structs.replace(
+            self._identity, model_fingerprint=self._model_writing, dim=index.dim, gate_dim=index.gate_dim
+        )
 
     def _fork(self, index: Index, sequence: int) -> tuple[Child, int, float]:
         """On the engine's thread."""
-        assert self._identity is not None
-        identity, created_us = self._identity, self._clock_us()
+        identity, created_us = self._identity_of(index), self._clock_us()
         began = time.perf_counter()
         kept_open = () if self._lock is None else (self._lock,)
-        child = fork(lambda alive: write(index, self.store, sequence, identity, created_us, alive), kept_open)
+        child = self._fork_image(
+            lambda alive: write(index, self.store, sequence, identity, created_us, alive), kept_open
+        )
         return child, created_us, (time.perf_counter() - began) * 1e3
 
     def _check_safe(self, positions: Mapping[int, int], timeout_s: float = SAFE_WAIT_S) -> None:
@@ -236,6 +275,7 @@ class Snapshots:
 
     def _succeeded(self, done: Done) -> None:
         self._last, self._offsets, self._problem = done, done.written.offsets, None
+        self._model = self._model_writing
         self._newest_us = done.created_us
         self._counts["written"] += 1
         self._bytes_written += done.written.bytes_written
@@ -279,19 +319,19 @@ class Snapshots:
         folder."""
         if self._engine.alive or self._engine.failed:
             log.error("no snapshot is written at the end: the engine did not end in order")
-        elif self._thread.ident is not None and self._engine.positions() != self._offsets:
+        elif self._thread.ident is not None and not self._is_written():
             self._try(self._write_here)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def _write_here(self, sequence: int) -> Done:
-        assert self._identity is not None
-        began, created_us = time.monotonic(), self._clock_us()
+        began, created_us = self._clock(), self._clock_us()
+        identity = self._identity_of(self._engine.index)
         self._check_safe(self._engine.positions(), 0.0)
-        written = write(self._engine.index, self.store, sequence, self._identity, created_us)
+        written = write(self._engine.index, self.store, sequence, identity, created_us)
         self.store.publish(sequence)
-        return Done(written, created_us, time.monotonic() - began, 0.0)
+        return Done(written, created_us, self._clock() - began, 0.0)
 
     # -- what is shown
 
@@ -317,6 +357,10 @@ class Snapshots:
     def list(self) -> list[dict[str, Any]]:
         """Those on disk, the newest first. Raises OSError."""
         return [listed(self.store, sequence) for sequence in self.store.sequences()]
+
+
+def model_of(index: Index) -> str | None:
+    return None if index.model is None else index.model.fingerprint
 
 
 def shown(done: Done) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Accounting:
         dead_letters: DeadLetters,
         statistics: Statistics,
         clock: Callable[[], float] = time.monotonic,
+        thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
         self._dead_letters = dead_letters
         self._statistics = statistics
@@ -73,7 +74,7 @@ class Accounting:
         self._safe: dict[int, int] = {}  # replaced, never changed: any thread may read it
         self._moved = threading.Condition()
         self._stop_at: float | None = None
-        self._thread = threading.Thread(target=self._run, name="mirach-accounting", daemon=True)
+        self._thread = thread(target=self._run, name="mirach-accounting", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -117,13 +118,20 @@ class Accounting:
 
     def _run(self) -> None:
         try:
-            while not self._finished():
-                self._account(BUSY_WAIT_S if self._dead_letters.pending else IDLE_WAIT_S)
-                self._dead_letters.serve(0)
-                self._publish()
+            while self.turn(BUSY_WAIT_S if self._dead_letters.pending else IDLE_WAIT_S):
+                pass
         except Exception as error:
             _LOG.exception("accounting of events failed")
             self._statistics.failed(f"{type(error).__name__}: {error}")
+
+    def turn(self, wait_s: float = 0.0) -> bool:
+        """One round of the loop, which waits so long for a batch that was applied; False once it is to end."""
+        if self._finished():
+            return False
+        self._account(wait_s if self._stop_at is None else min(wait_s, BUSY_WAIT_S))
+        self._dead_letters.serve(0)
+        self._publish()
+        return True
 
     def _finished(self) -> bool:
         if self._stop_at is None:
@@ -133,8 +141,6 @@ class Accounting:
 
     def _account(self, timeout_s: float) -> None:
         """Takes what was applied: waits for one batch, then takes those that are there."""
-        if self._stop_at is not None:
-            timeout_s = BUSY_WAIT_S
         try:
             self._take(self._queue.get(timeout=timeout_s))
             for _ in range(self._queue.qsize()):

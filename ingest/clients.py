@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -42,6 +42,14 @@ OnError = Callable[[KafkaError], None]
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
 
 
+class Clients(NamedTuple):
+    """What reads the topic, writes the dead-letter topic, and looks at topics."""
+
+    consumer: Consumer
+    producer: Producer
+    admin: AdminClient
+
+
 class _Repeats(logging.Filter):
     """Lets what one client has to say of its connections through now and then. librdkafka logs a facility, the
     client's name and a text; the text of a failed connection differs each time."""
@@ -62,6 +70,13 @@ class _Repeats(logging.Filter):
 
 
 _LOG.addFilter(_Repeats())
+
+
+def connect(config: IngestConfig, on_error: OnError, on_commit: OnCommit) -> Clients:
+    """Raises IngestConfigError."""
+    return Clients(
+        new_consumer(config, on_error, on_commit), new_producer(config, on_error), new_admin(config, on_error)
+    )
 
 
 def new_consumer(config: IngestConfig, on_error: OnError, on_commit: OnCommit) -> Consumer:

@@ -55,6 +55,7 @@ class Reader:
         statistics: Statistics,
         sink: Sink,
         schema_fingerprint: str,
+        thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
         """`sink(batch, timeout_s)` takes a batch and says so, or waits that long and says that it cannot."""
         self._config = config
@@ -76,7 +77,7 @@ class Reader:
         self._stalled: dict[int, int] = {}  # partition -> offset to read next, below the partition's first one
         self._waiting: Batch | None = None  # decoded, not taken by the engine yet
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mirach-consumer", daemon=True)
+        self._thread = thread(target=self._run, name="mirach-consumer", daemon=True)
 
     def start(self, start_offsets: Mapping[int, int], topic_id: str | None) -> None:
         """Reads on from these offsets (partition -> next one to read) of the topic with this id; partitions not named
@@ -98,16 +99,23 @@ class Reader:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set() and self._statistics.failure is None:
-                self._follow_topic()
-                self._receive()
-                self._hand_on()
-                self._pause_and_resume()
-                if self._commits.commit_when_due(self._accounting.safe_positions(), self.identity):
-                    self._statistics.ended(self._ends())
+            while self.turn():
+                pass
         except Exception as error:
             _LOG.exception("reading of events failed")
             self._statistics.failed(f"{type(error).__name__}: {error}")
+
+    def turn(self) -> bool:
+        """One round of the loop; False once it is to end."""
+        if self._stopping.is_set() or self._statistics.failure is not None:
+            return False
+        self._follow_topic()
+        self._receive()
+        self._hand_on()
+        self._pause_and_resume()
+        if self._commits.commit_when_due(self._accounting.safe_positions(), self.identity):
+            self._statistics.ended(self._ends())
+        return True
 
     def _ends(self) -> dict[int, int]:
         """Where the partitions end, as the last fetches said."""

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import KafkaError
 
 from gpu_index.schema import Schema
 from ingest.accounting import Accounting
-from ingest.clients import new_admin, new_consumer, new_producer
+from ingest.clients import Clients, OnCommit, OnError, connect
 from ingest.commits import Commits
 from ingest.config import IngestConfig
 from ingest.consumer import Reader, Sink
@@ -36,21 +36,24 @@ class Ingest:
         decoder: Decoder,
         sink: Sink,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        connect: Callable[[IngestConfig, OnError, OnCommit], Clients] = connect,
+        thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
         """`sink(batch, timeout_s) -> bool` takes a batch for the engine; False: no room within that time, it is offered
-        again. Batches without events move positions. Raises IngestConfigError."""
+        again. Batches without events move positions. `connect` and `thread` make the clients and the threads: others
+        in tests/simulation. Raises IngestConfigError."""
         self._config = config
         self.statistics = Statistics(config.topic)
-        self._consumer: Consumer = new_consumer(
-            config, self._on_error, lambda error, partitions: self._commits.on_commit(error, partitions)
-        )
-        self._commits = Commits(config, self._consumer, self.statistics, clock)
-        self._dead_letters = DeadLetters(config, new_producer(config, self._on_error), clock)
-        self._watcher = TopicWatcher(config, new_admin(config, self._on_error), self._on_topic_problem, clock)
-        self._accounting = Accounting(self._dead_letters, self.statistics, clock)
+        clients = connect(config, self._on_error, lambda error, partitions: self._commits.on_commit(error, partitions))
+        self._consumer = clients.consumer
+        self._commits = Commits(config, clients.consumer, self.statistics, clock)
+        self._dead_letters = DeadLetters(config, clients.producer, clock)
+        self._watcher = TopicWatcher(config, clients.admin, self._on_topic_problem, clock, thread)
+        self._accounting = Accounting(self._dead_letters, self.statistics, clock, thread)
         self._reader = Reader(
             config,
-            self._consumer,
+            clients.consumer,
             self._watcher,
             decoder,
             self._commits,
@@ -59,8 +62,9 @@ class Ingest:
             self.statistics,
             sink,
             schema.fingerprint,
+            thread,
         )
-        self._clock = clock
+        self._clock, self._new_thread = clock, thread
         self._watching = False
 
     def look(self, timeout_s: float) -> TopicView | None:
@@ -98,7 +102,7 @@ class Ingest:
 
     def _close_consumer(self) -> None:
         """Without a broker, closing waits a minute for commits that nobody will answer: the process need not."""
-        closing = threading.Thread(target=self._consumer.close, name="mirach-consumer-close", daemon=True)
+        closing = self._new_thread(target=self._consumer.close, name="mirach-consumer-close", daemon=True)
         closing.start()
         closing.join(CLOSE_WAIT_S)
         if closing.is_alive():

@@ -46,6 +46,7 @@ class TopicWatcher:
         admin: AdminClient,
         on_problem: Callable[[str | None], None],
         clock: Callable[[], float] = time.monotonic,
+        thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
         """`on_problem` is told why a look saw nothing, and None after one that did."""
         self._config = config
@@ -61,7 +62,7 @@ class TopicWatcher:
         self._cluster_id: str | None = None
         self.looks = 0  # how many have begun
         self.absences = 0  # how many found that there is no such topic
-        self._thread = threading.Thread(target=self._run, name="mirach-topic-watcher", daemon=True)
+        self._thread = thread(target=self._run, name="mirach-topic-watcher", daemon=True)
 
     @property
     def view(self) -> TopicView | None:
@@ -87,22 +88,28 @@ class TopicWatcher:
         return self._view
 
     def _run(self) -> None:
-        while not self._stopping:
-            self._wake.clear()
-            try:
-                view = self._look()
-            except (KafkaException, FutureTimeoutError) as error:
-                self._say(error)
-            else:
-                self._problem, self._logged_at = None, None
-                self._on_problem(None)
-                with self._changed:
-                    self._view = view
-                    self._changed.notify_all()
-            self._admin.poll(0)  # librdkafka's log lines
+        while self.turn():
             self._wake.wait(self._config.watch_interval_s if self._problem is None else ABSENT_INTERVAL_S)
         with self._changed:
             self._changed.notify_all()
+
+    def turn(self) -> bool:
+        """One look; False once it is to end."""
+        if self._stopping:
+            return False
+        self._wake.clear()
+        try:
+            view = self._look()
+        except (KafkaException, FutureTimeoutError) as error:
+            self._say(error)
+        else:
+            self._problem, self._logged_at = None, None
+            self._on_problem(None)
+            with self._changed:
+                self._view = view
+                self._changed.notify_all()
+        self._admin.poll(0)  # librdkafka's log lines
+        return True
 
     def _look(self) -> TopicView:
         self.looks += 1

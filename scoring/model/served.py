@@ -55,7 +55,7 @@ def load_model(folder: Path) -> Model:
         if missing.name not in ("torch", "safetensors"):
             raise
         raise ModelError(
-            f"a model needs the package {missing.name}, which is not installed: pip install 'mirach[model]' (a plain one "
+            f"a model needs the package {missing.name}, which is not installed: pip install 'mirach[model]' (that "
             "takes gigabytes on Linux; docs/model.md says how to install PyTorch for the CPU alone)"
         ) from None
     return read_export(folder)

@@ -1,0 +1,54 @@
+"""What a model is (Architecture) and how it is trained (Recipe). Both are written beside what they made."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Head = Literal["gate", "dot", "mol", "ranker"]
+Tower = Literal["sequence", "cohort", "semantic", "surfaces"]
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    head: Head = "gate"
+    dim: int = 64  # D: of embeddings and of every tower
+    gate_dim: int = 4  # G
+    towers: tuple[Tower, ...] = ("sequence", "cohort", "semantic")
+    experts: tuple[Tower, ...] = ("sequence", "sequence", "cohort", "semantic")  # the home tower of each expert
+    route: int = 2  # R, 1 .. E
+    ids_only: bool = False  # of an ad, only its id is known
+    layers: int = 2
+    attention_heads: int = 2
+    history: int = 50  # engagements that the sequence tower sees, the newest
+    surface_history: int = 20  # the same for other surfaces
+    word_buckets: int = 4096  # words of texts are hashed into as many
+    mol_user_vectors: int = 4  # P_Q
+    mol_ad_vectors: int = 2  # P_X
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.route <= len(self.experts):
+            raise ValueError(f"route {self.route} is not 1 to {len(self.experts)}, the number of experts")
+        homeless = set(self.experts) - set(self.towers)
+        if homeless and self.head == "gate":
+            raise ValueError(f"experts of towers that there are not: {sorted(homeless)}")
+        if self.dim % self.attention_heads:
+            raise ValueError(f"dim {self.dim} does not divide among {self.attention_heads} attention heads")
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    seed: int = 1
+    epochs: int = 40
+    patience: int = 5  # epochs without a better validation NDCG@10 before it stops
+    batch: int = 64  # windows of users' histories
+    negatives: int = 512  # shared by a batch; 0: the whole catalogue
+    learning_rate: float = 2e-3
+    warm_up: int = 50  # steps
+    weight_decay: float = 1e-4
+    dropout: float = 0.2
+    id_dropout: float = 0.1  # how often an ad's id is hidden, so that content alone makes a vector too
+    balance: float = 0.01  # weight of the load balance between experts
+    rounding: bool = True  # int8 rounding of ads' vectors in the loop
+    popularity: float = 0.5  # negatives are drawn by count ** popularity
+    cold: float = 0.0  # share of the items that are kept out of training, to measure a cold start
+    minutes: float = 30.0  # of training, at most

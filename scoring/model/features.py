@@ -1,0 +1,149 @@
+"""What items, users and contexts are made of, as whole numbers that the network looks up.
+
+An item is its id, its labels (advertiser, categories and every other field, each as `name=value`) and the words of its
+texts. Ids and labels have vocabularies, which training makes; a word is a hash, so that a new one needs no vocabulary.
+Of what a vocabulary does not know, an id becomes UNKNOWN_ITEM and a label is left out: content carries the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from scoring.model.data import Dataset
+from scoring.model.served import AdFeatures
+
+NO_ITEM, UNKNOWN_ITEM, FIRST_ITEM = 0, 1, 2  # rows of the item table
+LABELS_MAX, WORDS_MAX = 16, 24  # of one item; further ones are left out
+LABEL_COUNT_MIN = 2  # items that a label is on before it has a place in the vocabulary
+VALUES_MAX = 1000  # of one cohort signal or one name in the context, the most frequent
+EDGES = 9  # of numbers: they become the tenth of the users that they lie in
+AGGREGATES_MAX = 64  # labels whose share among a user's engagements is counted, the most frequent
+WORD = re.compile(r"\w+")
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """Values of one signal as numbers from 1 (0: missing or unknown): text by its place, a number by its interval."""
+
+    values: list[str] = []
+    edges: list[float] = []
+
+    @property
+    def size(self) -> int:
+        return (len(self.edges) if self.edges else len(self.values) - 1) + 2
+
+    def number(self, value: object, places: Mapping[str, int]) -> int:
+        """`places` is `places_of(values)`."""
+        if self.edges:
+            known = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+            return 1 + bisect_right(self.edges, value) if known else 0  # type: ignore[type-var]
+        return places.get(str(value), 0) if value is not None else 0
+
+
+class Vocabularies(msgspec.Struct, frozen=True):
+    items: list[str]  # ids, from row FIRST_ITEM
+    labels: list[str]  # from number 1, the most frequent first
+    cohort: dict[str, Signal]
+    context: dict[str, Signal]
+    surfaces: list[str]  # from number 1
+    word_buckets: int
+
+    @property
+    def aggregates(self) -> int:
+        return min(len(self.labels), AGGREGATES_MAX)
+
+
+class ItemTable(NamedTuple):
+    """Rows as FIRST_ITEM and above number them; the first two are empty."""
+
+    id: NDArray[np.int64]  # [item]
+    labels: NDArray[np.int64]  # [item, LABELS_MAX] 0: none
+    words: NDArray[np.int64]  # [item, WORDS_MAX] 0: none
+
+
+def places_of(values: Iterable[str], first: int = 1) -> dict[str, int]:
+    return {value: place for place, value in enumerate(values, first)}
+
+
+def make_vocabularies(dataset: Dataset, word_buckets: int, ids: bool = True) -> Vocabularies:
+    labels = Counter(label for item in dataset.items for label in set(labels_of(item)))
+    kept = [label for label, count in labels.most_common() if count >= LABEL_COUNT_MIN]
+    surfaces = sorted({name for name in dataset.interactions.surface if name is not None})
+    return Vocabularies(
+        items=[item.ad_id for item in dataset.items] if ids else [],
+        labels=kept,
+        cohort={name: _signal(values) for name, values in dataset.cohort.items()},
+        context={name: _signal(values) for name, values in dataset.interactions.context.items()},
+        surfaces=surfaces,
+        word_buckets=word_buckets,
+    )
+
+
+def _signal(values: Sequence[Any]) -> Signal:
+    given = [value for value in values if value is not None]
+    if given and all(isinstance(value, int | float) and not isinstance(value, bool) for value in given):
+        quantiles = np.quantile(np.array(given, np.float64), np.linspace(0, 1, EDGES + 2)[1:-1])
+        return Signal(edges=sorted({float(edge) for edge in quantiles}))
+    return Signal(values=[value for value, _ in Counter(map(str, given)).most_common(VALUES_MAX)] or [""])
+
+
+def labels_of(item: AdFeatures) -> list[str]:
+    """`name=value` for all that is known of an item beside its id and its texts."""
+    labels = [] if item.advertiser_id is None else [f"advertiser_id={item.advertiser_id}"]
+    for name, values in sorted(item.fields.items()):
+        labels += [f"{name}={value}" for value in values]
+    for name, value in sorted(item.features.items()):
+        if isinstance(value, list):
+            labels += [f"{name}={each}" for each in value if isinstance(each, str)]
+    return list(dict.fromkeys(labels))
+
+
+def words_of(texts: Iterable[object], buckets: int) -> list[int]:
+    """Numbers of the words, 1 to buckets - 1, each once, in their order."""
+    words = [word for text in texts if isinstance(text, str) for word in WORD.findall(text.casefold())]
+    return list(dict.fromkeys(1 + crc32(word.encode("utf-8", "replace")) % (buckets - 1) for word in words))
+
+
+def item_table(items: Sequence[AdFeatures], vocabularies: Vocabularies) -> ItemTable:
+    """A row for each of `items`."""
+    ids, labels = places_of(vocabularies.items, FIRST_ITEM), places_of(vocabularies.labels)
+    table = ItemTable(
+        np.full(len(items), UNKNOWN_ITEM, np.int64),
+        np.zeros((len(items), LABELS_MAX), np.int64),
+        np.zeros((len(items), WORDS_MAX), np.int64),
+    )
+    for i, item in enumerate(items):
+        table.id[i] = ids.get(item.ad_id, UNKNOWN_ITEM)
+        known = [labels[label] for label in labels_of(item) if label in labels][:LABELS_MAX]
+        table.labels[i, : len(known)] = known
+        words = words_of(item.features.values(), vocabularies.word_buckets)[:WORDS_MAX]
+        table.words[i, : len(words)] = words
+    return table
+
+
+def catalogue(items: Sequence[AdFeatures], vocabularies: Vocabularies) -> ItemTable:
+    """The table of all known items, with the two rows before them."""
+    table = item_table(items, vocabularies)
+    return ItemTable(
+        np.concatenate([[NO_ITEM, UNKNOWN_ITEM], table.id]),
+        np.pad(table.labels, ((FIRST_ITEM, 0), (0, 0))),
+        np.pad(table.words, ((FIRST_ITEM, 0), (0, 0))),
+    )
+
+
+def numbers(signals: Mapping[str, Signal], columns: Mapping[str, Sequence[Any]], count: int) -> NDArray[np.int64]:
+    """[count, signal] the values of each signal in its own numbers."""
+    out = np.zeros((count, len(signals)), np.int64)
+    for s, (name, signal) in enumerate(signals.items()):
+        places = places_of(signal.values)
+        for i, value in enumerate(columns.get(name, ())):
+            out[i, s] = signal.number(value, places)
+    return out

@@ -1,0 +1,272 @@
+"""Training: sampled softmax over the whole catalogue, from a seed, resumable.
+
+A step: windows of users' histories, as many positions as they hold; negatives are drawn for the whole batch from the
+catalogue by count ** popularity, and each logit is corrected by the log of how often its item is drawn (logQ), so that
+the softmax over a few hundred estimates the one over all. Ads' vectors are rounded to int8 and experts are routed as
+they will be served. After each epoch the validation's NDCG@10 over the whole catalogue decides whether this was the
+best so far; `patience` epochs without a better one end it.
+
+A run's folder: run.json (architecture, recipe, how far it is), log.jsonl (a line for each epoch), last.safetensors
+(weights, optimizer and random state, from which it resumes) and best.safetensors (weights).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.random import default_rng
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from scoring.model.config import Architecture, Recipe
+from scoring.model.data import TRAIN, VALIDATION, Dataset
+from scoring.model.features import FIRST_ITEM, NO_ITEM, ItemTable, Vocabularies, catalogue, make_vocabularies
+from scoring.model.heads import UserSide
+from scoring.model.network import Network, table_rows, user_batch
+from scoring.model.ranking import rank_targets, ranking_metrics
+from scoring.model.sequences import Sequences, make_sequences, windows
+
+RANKER_POSITIONS = 128  # of a batch, that the ranker is trained on: each of its candidates costs a thousand times more
+RANKER_NEGATIVES = 64
+VALIDATION_TARGETS_MAX = 1000
+
+Json = dict[str, Any]
+
+
+class Trainer:
+    def __init__(self, dataset: Dataset, architecture: Architecture, recipe: Recipe, folder: Path) -> None:
+        self.architecture, self.recipe, self.folder = architecture, recipe, folder
+        torch.manual_seed(recipe.seed)
+        self.rng = default_rng(recipe.seed)
+        self.vocabularies: Vocabularies = make_vocabularies(dataset, architecture.word_buckets)
+        self.table: ItemTable = catalogue(dataset.items, self.vocabularies)
+        self.sequences: Sequences = make_sequences(dataset, self.table, self.vocabularies)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.network = Network(architecture, self.vocabularies, recipe.dropout).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
+        )
+        self.trained = trained_positions(self.sequences, recipe, len(dataset.items))
+        self.drawn, self.chance = _negative_items(self.sequences, self.trained, recipe, len(dataset.items))
+        self.epoch = self.step = self.best_epoch = 0
+        self.best = -1.0
+        self.seconds = 0.0
+        self.curve: list[Json] = []
+
+    def run(self, progress: Callable[[Json], None] = lambda line: None) -> Json:
+        """Trains until it is done -> what run.json says. `progress` is told of each epoch."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        recipe = self.recipe
+        while self.epoch < recipe.epochs and self.epoch - self.best_epoch < recipe.patience:
+            if self.seconds > recipe.minutes * 60:
+                break
+            start = perf_counter()
+            loss = self._epoch()
+            self.epoch += 1
+            self.seconds += perf_counter() - start
+            line: Json = {"epoch": self.epoch, "step": self.step, "seconds": round(self.seconds, 1), "loss": loss}
+            line |= {f"validation_{name}": value for name, value in self.validate().items()}
+            if line["validation_ndcg@10"] > self.best:
+                self.best, self.best_epoch = line["validation_ndcg@10"], self.epoch
+                save_file(self._weights(), self.folder / "best.safetensors")
+            self.curve.append(line)
+            self.save()
+            progress(line)
+        if self.best_epoch:
+            self.network.load_state_dict(load_file(self.folder / "best.safetensors"))
+        return self.state()
+
+    def state(self) -> Json:
+        return {
+            "architecture": msgspec.to_builtins(self.architecture), "recipe": msgspec.to_builtins(self.recipe),
+            "epoch": self.epoch, "step": self.step, "best_epoch": self.best_epoch, "best": self.best,
+            "seconds": round(self.seconds, 1), "device": str(self.device), "torch": str(torch.__version__),
+            "parameters": sum(weights.numel() for weights in self.network.parameters()), "curve": self.curve,
+        }  # fmt: skip
+
+    def _epoch(self) -> float:
+        """One pass over all trained positions -> mean loss"""
+        self.network.train()
+        users, ends = _window_ends(self.sequences, self.trained, self.architecture.history, self.rng)
+        order = self.rng.permutation(len(users))
+        total, steps = 0.0, 0
+        for at in range(0, len(order), self.recipe.batch):
+            chosen = order[at : at + self.recipe.batch]
+            loss = self._step(users[chosen], ends[chosen])
+            total, steps = total + loss, steps + 1
+        return total / max(steps, 1)
+
+    def _step(self, users: NDArray[np.int64], ends: NDArray[np.int64]) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.learning_rate * self._rate()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            loss = self._loss(users, ends)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        return loss.item()
+
+    def _rate(self) -> float:
+        """Of the learning rate: up in a straight line, then down as half a cosine to a tenth at the last epoch."""
+        steps_per_epoch = max(1, math.ceil(self.trained.sum() / self.architecture.history / self.recipe.batch))
+        done = min(self.step / (steps_per_epoch * self.recipe.epochs), 1.0)
+        return min(1.0, (self.step + 1) / self.recipe.warm_up) * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+    def _loss(self, users: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
+        architecture, recipe = self.architecture, self.recipe
+        rows = windows(self.sequences, users, ends, architecture.history, architecture.surface_history)
+        in_row = np.arange(architecture.history) < rows.length[:, None]
+        which = np.flatnonzero(in_row & self.trained[rows.position])  # [P]
+        count = recipe.negatives
+        if architecture.head == "ranker":
+            which = np.sort(self.rng.choice(which, min(RANKER_POSITIONS, len(which)), replace=False))
+            count = RANKER_NEGATIVES
+        target = self.sequences.item[rows.position.ravel()[which]]  # [P] rows of the table
+        negative = self._negatives(count)
+        needed = np.unique(
+            np.concatenate([[NO_ITEM], rows.token.ravel(), rows.surface_token.ravel(), target, negative])
+        )
+        hide = torch.from_numpy(self.rng.random(len(needed)) < recipe.id_dropout).to(self.device)
+        base, text = self.network.items(table_rows(self.table, needed, self.device), hide)
+        user = self.network.users(
+            user_batch(rows, needed, self.device), base, text, torch.from_numpy(which).to(self.device)
+        )
+        loss = self._softmax(user, base, needed, target, negative)
+        balance: Tensor = self.network.head.balance()
+        return loss + recipe.balance * balance
+
+    def _softmax(
+        self, user: UserSide, base: Tensor, needed: NDArray[np.int64], target: NDArray[np.int64],
+        negative: NDArray[np.int64],
+    ) -> Tensor:  # fmt: skip
+        """Cross entropy of each target [P] against the negatives [N], or against the catalogue where they are all of it."""
+        head, rounding = self.network.head, self.recipe.rounding
+        places = torch.from_numpy(np.searchsorted(needed, negative)).to(self.device)
+        logits = head.logits(user, self.network.ads(base[places], rounding)).float()  # [P, N]
+        if len(negative) == len(self.drawn):
+            return cross_entropy(logits, torch.from_numpy(np.searchsorted(negative, target)).to(self.device))
+        places = torch.from_numpy(np.searchsorted(needed, target)).to(self.device)
+        own = head.logits(user, self.network.ads(base[places], rounding), paired=True).float()  # [P]
+        same = torch.from_numpy(target[:, None] == negative).to(self.device)  # [P, N] the target itself was drawn
+        expected = np.log(len(negative) * self.chance[np.searchsorted(self.drawn, negative)])  # draws of each
+        logits = (logits - torch.from_numpy(expected.astype(np.float32)).to(self.device)).masked_fill(same, -1e9)
+        return (torch.logaddexp(own, torch.logsumexp(logits, 1)) - own).mean()
+
+    def _negatives(self, count: int) -> NDArray[np.int64]:
+        """Rows of the table: `count` draws with replacement; 0, or more than there are: all items."""
+        if count == 0 or count >= len(self.drawn):
+            return self.drawn
+        return self.rng.choice(self.drawn, count, p=self.chance)
+
+    def validate(self) -> dict[str, float]:
+        targets = np.flatnonzero(self.sequences.split == VALIDATION)
+        if len(targets) > VALIDATION_TARGETS_MAX:
+            targets = default_rng(0).choice(targets, VALIDATION_TARGETS_MAX, replace=False)
+        limit = 300 if self.architecture.head == "ranker" else None
+        ranks = rank_targets(self.network, self.table, self.sequences, np.sort(targets)[:limit], self.recipe.rounding)
+        return ranking_metrics(ranks)
+
+    def save(self) -> None:
+        """Everything that training goes on from. The state is put in place last, so that it never names what is torn."""
+        tensors = {f"network.{name}": value for name, value in self._weights().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
+        tensors["random"] = torch.get_rng_state()
+        part = self.folder / "last.part"
+        save_file(tensors, part)
+        part.replace(self.folder / "last.safetensors")
+        held = self.state() | {"random": self.rng.bit_generator.state}
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(held)))
+        part.replace(self.folder / "run.json")
+        (self.folder / "log.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in self.curve))
+
+    def resume(self) -> None:
+        """Goes on from what `save` wrote. Raises TrainingError where it was another run."""
+        held: Json = msgspec.json.decode((self.folder / "run.json").read_bytes())
+        mine = self.state()
+        for name in ("architecture", "recipe"):
+            changed = [key for key in mine[name] if msgspec.to_builtins(mine[name][key]) != held[name].get(key)]
+            changed = [key for key in changed if key not in ("epochs", "minutes", "patience")]
+            if changed:
+                raise TrainingError(f"{self.folder} holds a run with another {changed[0]}: give another folder")
+        tensors = load_file(self.folder / "last.safetensors")
+        weights = {name: value for name, value in tensors.items() if name.startswith("network.")}
+        self.network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
+        state: dict[int, Json] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                _, index, key = name.split(".", 2)
+                state.setdefault(int(index), {})[key] = value
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
+        torch.set_rng_state(tensors["random"])
+        self.rng.bit_generator.state = held["random"]
+        self.epoch, self.step, self.best_epoch, self.best = (
+            held[name] for name in ("epoch", "step", "best_epoch", "best")
+        )
+        self.seconds, self.curve = held["seconds"], held["curve"]
+
+    def warm_start(self, weights: Path) -> None:
+        """Takes over what a model of the same towers has learnt, as the ranker does."""
+        own = self.network.state_dict()
+        taken = {name: value for name, value in load_file(weights).items() if name in own}
+        taken = {name: value for name, value in taken.items() if own[name].shape == value.shape}
+        self.network.load_state_dict(own | taken)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value.detach().cpu().contiguous() for name, value in self.network.state_dict().items()}
+
+
+class TrainingError(Exception):
+    """Training cannot go on. The message is a sentence that says what to do."""
+
+
+def cold_items(recipe: Recipe, items: int) -> NDArray[np.bool_]:
+    """[item] those that are kept out of training: drawn from the seed."""
+    return default_rng(recipe.seed + 7_919).random(items) < recipe.cold
+
+
+def trained_positions(sequences: Sequences, recipe: Recipe, items: int) -> NDArray[np.bool_]:
+    """[position] whether it is trained on."""
+    cold: NDArray[np.bool_] = cold_items(recipe, items)[sequences.item - FIRST_ITEM]
+    trained: NDArray[np.bool_] = (sequences.split == TRAIN) & ~cold
+    return trained
+
+
+def _negative_items(
+    sequences: Sequences, trained: NDArray[np.bool_], recipe: Recipe, items: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The rows that negatives are drawn from, and how likely each is drawn."""
+    count = np.bincount(sequences.item[trained] - FIRST_ITEM, minlength=items) + 1.0
+    drawn = np.flatnonzero(~cold_items(recipe, items))
+    chance = count[drawn] ** recipe.popularity
+    return drawn + FIRST_ITEM, chance / chance.sum()
+
+
+def _window_ends(
+    sequences: Sequences, trained: NDArray[np.bool_], length: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Windows that cover the trained positions -> user, last position of each. In half of the epochs a user's begin
+    up to half a window earlier, so that they do not always part at the same places."""
+    user = sequences.user
+    places = np.flatnonzero(trained)
+    last = np.full(len(sequences.start) - 1, -1, np.int64)
+    last[user[places]] = places  # the last write stays
+    users: list[NDArray[np.int64]] = []
+    ends: list[NDArray[np.int64]] = []
+    shifts = rng.integers(0, length // 2 + 1, len(last)) * rng.integers(0, 2, len(last))
+    for u in np.flatnonzero(last >= 0).tolist():
+        end = np.arange(max(last[u] - shifts[u], sequences.start[u]), sequences.start[u] - 1, -length)
+        users.append(np.full(len(end), u))
+        ends.append(end)
+    return np.concatenate(users), np.concatenate(ends)

@@ -12,6 +12,7 @@ from api.bodies import read_json_body
 from api.door import REQUEST_ID
 from api.openrtb import in_bid_request, map_request
 from api.replies import json_response, reply
+from api.requests import check_partitions
 from api.service import Service
 from gpu_index.invalid_input import InvalidInput, shown
 from gpu_index.json_input import decode_json
@@ -39,16 +40,18 @@ def retrieval_routes(service: Service) -> list[Route]:
         started = perf_counter()
         service.check_ready()
         wanted = service.parser.parse(await read_json_body(request, body_bytes_max))
-        service.check_partitions(wanted)
+        if wanted.min_offsets:
+            check_partitions(wanted, await service.partitions((wanted,)))
         return await answered(request, wanted, started)
 
     async def retrieve_batch(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
         wanted = service.parser.parse_batch(await read_json_body(request, body_bytes_max))
+        partitions = await service.partitions(wanted)
         for position, member in enumerate(wanted):
             try:
-                service.check_partitions(member)
+                check_partitions(member, partitions)
             except InvalidInput as fault:
                 raise fault.under(f"[{position}]") from None
         parsed = perf_counter()
@@ -65,7 +68,7 @@ def retrieval_routes(service: Service) -> list[Route]:
         mapped = map_request(bid_request, service.schema, service.loaded.settings)
         try:
             wanted = service.parser.parse_object(mapped)
-            service.check_partitions(wanted)
+            check_partitions(wanted, await service.partitions((wanted,)))
         except InvalidInput as fault:
             fault.path = in_bid_request(fault.path)
             raise

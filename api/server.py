@@ -109,7 +109,8 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
         kept=settings.snapshots_kept,
         clock_us=clock_us,
     )
-    service = Service(loaded, schema, RequestParser.of(schema, settings), engine, ingest.statistics, snapshots)
+    parser = RequestParser.of(schema, settings)
+    service = Service(loaded, schema, parser, engine, ingest.statistics, snapshots, ingest.look_again)
     return Process(service, engine, ingest, snapshots, create_app(service), listener)
 
 

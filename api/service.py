@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
@@ -12,17 +13,19 @@ from api.config import Loaded
 from api.engine import Engine, IndexBehind, QueueFull, Stopped
 from api.metrics import RequestMetrics
 from api.problems import INDEX_BEHIND, NOT_READY, OVERLOADED, Problem
-from api.requests import RequestParser, check_partitions
+from api.requests import RequestParser
 from api.snapshots import Snapshots
 from gpu_index.index import Index
 from gpu_index.inspection import describe
 from gpu_index.schema import Schema
 from ingest.statistics import Progress, Statistics
+from ingest.watch import TopicView
 from scoring.request import Answer, Request
 
 T = TypeVar("T")
 
 READY_BELIEVED_S = 0.1
+LOOK_WAIT_S = 1.0  # at least, for a look at the topic
 BACKEND = {"backend": "cpu", "device": "CPU"}  # the one that this version has
 
 
@@ -36,6 +39,7 @@ class Service:
     engine: Engine
     statistics: Statistics
     snapshots: Snapshots
+    look_again: Callable[[], Future[TopicView | None]]  # Ingest.look_again
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     loading: bool = False  # the kernels: not ready
     stopping: bool = False  # at SIGTERM: not ready, but what comes in is still answered
@@ -60,10 +64,25 @@ class Service:
             return Progress(False, self.snapshots.restoring, {})
         return self.statistics.progress()
 
-    def check_partitions(self, request: Request) -> None:
-        """Raises InvalidInput where `min_offsets` names a partition that the topic does not have."""
-        if request.min_offsets:
-            check_partitions(request, self.statistics.partitions())
+    async def partitions(self, requests: Sequence[Request]) -> Collection[int]:
+        """Those that the topic has. Where `min_offsets` names one more, the topic is looked at again: it may have been
+        added just now. Raises the problem `index-behind` where that cannot be seen within `wait_ms` or LOOK_WAIT_S."""
+        known = self.statistics.partitions()
+        asking = [request for request in requests if not known.issuperset(request.min_offsets)]
+        if not asking:
+            return known
+        wait_s = max(LOOK_WAIT_S, min(request.wait_ms for request in asking) / 1000)
+        try:
+            view = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self.look_again())), wait_s)
+        except TimeoutError:
+            view = None
+        if view is None:
+            raise Problem(
+                INDEX_BEHIND,
+                "min_offsets names a partition that the index does not know, and the topic could not be looked at "
+                "in time; try again",
+            )
+        return known | set(range(view.partitions))
 
     async def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """The answers in the requests' order. Raises the problems `overloaded` and `index-behind`."""
@@ -76,7 +95,7 @@ class Service:
             raise Problem(
                 INDEX_BEHIND,
                 "the index did not reach min_offsets within wait_ms; try again, or wait longer",
-                more={"offsets": {partition: position - 1 for partition, position in behind.positions.items()}},
+                more={"offsets": {each: position - 1 for each, position in behind.positions.items() if position}},
             ) from None
         except Stopped:
             raise Problem(NOT_READY, "the service is stopping") from None

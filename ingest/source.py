@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 from confluent_kafka import KafkaError
 
@@ -74,6 +75,10 @@ class Ingest:
             self._watching = True
             self._watcher.start()
         return self._watcher.wait(timeout_s)
+
+    def look_again(self) -> Future[TopicView | None]:
+        """The topic as a look sees it that begins after this call; None where it sees nothing. Not to be cancelled."""
+        return self._watcher.look_again()
 
     def start(self, start_offsets: Mapping[int, int] | None = None, topic_id: str | None = None) -> None:
         """Reads on from these offsets (partition -> the next one to read); partitions not named, and all without,

@@ -201,7 +201,7 @@ class Statistics:
             partitions = {
                 str(number): {
                     "position": state.position,
-                    "end": state.end,
+                    "end": max(state.end, state.position),  # what fetches said may be older than what was applied
                     "lag": state.lag,
                     "safe": state.safe,
                     "begins_at": state.begins_at,

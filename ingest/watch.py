@@ -20,6 +20,7 @@ from ingest.config import IngestConfig
 
 REQUEST_TIMEOUT_S = 5.0
 ABSENT_INTERVAL_S = 1.0  # between looks for a topic that is not there yet
+LOOKS_APART_S = 0.2  # at least, however many ask for one
 LOG_INTERVAL_S = 30.0
 STOP_CHECK_S = 0.1
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # what a broker older than topic ids answers
@@ -55,6 +56,8 @@ class TopicWatcher:
         self._clock = clock
         self._changed = threading.Condition()
         self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._asked: Future[TopicView | None] | None = None  # by those who wait for the next look
         self._stopping = False
         self._logged_at: float | None = None
         self._view: TopicView | None = None
@@ -74,12 +77,23 @@ class TopicWatcher:
 
     def stop(self) -> None:
         self._stopping = True
+        self._ended.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def look_soon(self) -> None:
         self._wake.set()
+
+    def look_again(self) -> Future[TopicView | None]:
+        """What the next look sees, which begins after this call; None where it sees nothing. All who ask meanwhile
+        share it, so nobody may cancel it."""
+        with self._changed:
+            if self._asked is None:
+                self._asked = Future()
+            asked = self._asked
+        self._wake.set()
+        return asked
 
     def wait(self, timeout_s: float) -> TopicView | None:
         """The view, as soon as there is one."""
@@ -89,15 +103,24 @@ class TopicWatcher:
 
     def _run(self) -> None:
         while self.turn():
-            self._wake.wait(self._config.watch_interval_s if self._problem is None else ABSENT_INTERVAL_S)
+            apart_s = min(LOOKS_APART_S, self._config.watch_interval_s)
+            if not self._ended.wait(apart_s):
+                interval_s = self._config.watch_interval_s if self._problem is None else ABSENT_INTERVAL_S
+                self._wake.wait(interval_s - apart_s)
         with self._changed:
             self._changed.notify_all()
+            asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.set_result(None)
 
     def turn(self) -> bool:
         """One look; False once it is to end."""
         if self._stopping:
             return False
         self._wake.clear()
+        with self._changed:
+            asked, self._asked = self._asked, None
+        view = None
         try:
             view = self._look()
         except (KafkaException, FutureTimeoutError) as error:
@@ -108,6 +131,9 @@ class TopicWatcher:
             with self._changed:
                 self._view = view
                 self._changed.notify_all()
+        finally:
+            if asked is not None:
+                asked.set_result(view)
         self._admin.poll(0)  # librdkafka's log lines
         return True
 

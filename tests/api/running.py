@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,7 @@ from gpu_index.schema import Schema
 from ingest.decode import Decoder
 from ingest.meta import compile_meta
 from ingest.statistics import PartitionState, Statistics
+from ingest.watch import TopicView
 from kernels.precision import Precision
 
 SCHEMA = Schema.load()
@@ -47,9 +49,12 @@ class Running:
             Folder(Path(self._folder.name)), self.engine, lambda _offsets, _timeout_s: self.safe,
             interval_s=given.snapshot_interval_s, kept=given.snapshots_kept, clock_us=clock_us,
         )  # fmt: skip
+        self.topic_partitions: int | None = 1  # that a look sees; None: a look sees nothing
+        self.looks = 0
         self.service = Service(
-            self.loaded, SCHEMA, RequestParser.of(SCHEMA, given), self.engine, self.statistics, self.snapshots
-        )
+            self.loaded, SCHEMA, RequestParser.of(SCHEMA, given), self.engine, self.statistics, self.snapshots,
+            self._look_again,
+        )  # fmt: skip
         self._loop = asyncio.Runner()
         self.app = create_app(self.service)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
@@ -62,6 +67,13 @@ class Running:
         if started:
             self.engine.start()
             self.take()
+
+    def _look_again(self) -> Future[TopicView | None]:
+        self.looks += 1
+        seen: Future[TopicView | None] = Future()
+        partitions = self.topic_partitions
+        seen.set_result(None if partitions is None else TopicView(self.looks, 0, "an-id", None, partitions, {}))
+        return seen
 
     def begin(self) -> None:
         """Restores what is there, and writes snapshots from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,30 @@ def test_an_answer_includes_the_offsets_asked_for_or_says_that_it_is_behind(star
     problem(running.post("/v1/retrieve/batch", [{}, {"min_offsets": {"0": 9}, "wait_ms": 0}]), 503, "index-behind")
     unknown = running.post("/v1/retrieve", {"min_offsets": {"1": 0}})
     assert problem(unknown, 422, "invalid-request")["path"] == 'min_offsets."1"'
+
+
+def test_a_partition_that_was_added_just_now_is_looked_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for a whole batch; and where the topic cannot be looked at, nobody is told that it has no such partition."""
+    running = start()
+    new = {"min_offsets": {"1": 0}, "wait_ms": 20}
+    for body in ({}, {"min_offsets": {"0": 0}}):
+        running.post("/v1/retrieve", body)
+    assert running.looks == 0
+    problem(running.post("/v1/retrieve", new), 422, "invalid-request")
+    running.topic_partitions = 2
+    behind = problem(running.post("/v1/retrieve", new), 503, "index-behind")
+    assert behind["offsets"] == {}, "it is known, and nothing of it was read yet"
+    looks = running.looks
+    problem(running.post("/v1/retrieve/batch", [new, {}, new]), 503, "index-behind")
+    assert running.looks == looks + 1
+    running.topic_partitions = None
+    assert "looked at" in problem(running.post("/v1/retrieve", new), 503, "index-behind")["detail"]
+    never: Future[None] = Future()
+    monkeypatch.setattr("api.service.LOOK_WAIT_S", 0.02)
+    running.service.look_again = lambda: never  # type: ignore[assignment,return-value]
+    for _ in range(2):
+        assert "looked at" in problem(running.post("/v1/retrieve", new), 503, "index-behind")["detail"]
+    assert not never.cancelled(), "others wait for it, too"
 
 
 def test_beyond_the_queue_requests_are_refused_at_once(start: Start) -> None:

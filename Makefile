@@ -2,16 +2,18 @@
 #   make demo                 everything on this machine: embedded Kafka, a live stream of ads, the service, one answer
 #   make test                 all tests; ARGS="-k name" is passed on
 #   make chaos                fifty kills of the service at random moments under a live stream (about ten minutes)
+#   make flat                 memory over two million modifies and a million attribute values passing through
+#   make soak                 the service for half an hour under events, requests and faults; ARGS="--minutes 2" for less
 #   make check                lint, strict types, the architecture
 #   make bench                the benchmarks, each with its limit; ARGS="--ads 100000" is passed on
 #   make gpu                  what the machine's GPU is, and what this version does with it
 PYTHON_BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup check test chaos demo bench gpu
+.PHONY: help setup check test chaos soak flat demo bench gpu
 
 help:
-	@sed -n '2,7s/^#   //p' Makefile
+	@sed -n '2,9s/^#   //p' Makefile
 
 setup:
 	@scripts/setup
@@ -26,6 +28,12 @@ test: setup
 
 chaos: setup
 	KILLS=50 SEED=$${SEED:-$$(date +%s)} $(PYTHON_BIN)/python -m pytest tests/test_restart.py -k killed -s $(ARGS)
+
+soak: setup
+	$(PYTHON_BIN)/python -m bench.soak $(ARGS)
+
+flat: setup
+	FLAT=full $(PYTHON_BIN)/python -m pytest tests/gpu_index/test_memory_flat.py -s $(ARGS)
 
 demo: setup
 	$(PYTHON_BIN)/mirach demo $(ARGS)

@@ -35,6 +35,7 @@ class Service:
 
     loaded: Loaded
     schema: Schema
+ENGINE_FAILED = "the engine has failed, its log says why; the service is to be started again"
     parser: RequestParser
     engine: Engine
     statistics: Statistics
@@ -71,6 +72,8 @@ class Service:
         asking = [request for request in requests if not known.issuperset(request.min_offsets)]
         if not asking:
             return known
+        if self.engine.failed:
+            return Progress(False, ENGINE_FAILED, {})
         wait_s = max(LOOK_WAIT_S, min(request.wait_ms for request in asking) / 1000)
         try:
             view = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self.look_again())), wait_s)

@@ -63,7 +63,7 @@ class _Repeats(logging.Filter):
         if facility not in ("FAIL", "ERROR"):
             return True
         said_at = self._said_at.get(record.args[:2])  # type: ignore[index]
-        if said_at is not None and record.created - said_at < REPEAT_S:
+        if said_at is not None and 0 <= record.created - said_at < REPEAT_S:
             return False
         self._said_at[record.args[:2]] = record.created  # type: ignore[index]
         return True

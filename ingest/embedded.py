@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import confluent_kafka
 from confluent_kafka import cimpl
@@ -47,6 +48,13 @@ FUNCTIONS = {  # name -> result, arguments
     "rd_kafka_mock_topic_create": (_integer, [_pointer, _text, _integer, _integer]),
     "rd_kafka_mock_topic_set_error": (None, [_pointer, _text, _integer]),
 }
+FAULTS: dict[str, list[Any]] = {  # arguments after the cluster; older libraries lack some
+    "rd_kafka_mock_broker_set_host_port": [ctypes.c_int32, _text, _integer],
+    "rd_kafka_mock_broker_set_down": [ctypes.c_int32],
+    "rd_kafka_mock_broker_set_up": [ctypes.c_int32],
+    "rd_kafka_mock_broker_set_rtt": [ctypes.c_int32, _integer],
+    "rd_kafka_mock_partition_set_leader": [_text, ctypes.c_int32, ctypes.c_int32],
+}
 
 
 class EmbeddedBrokerError(Exception):
@@ -57,11 +65,12 @@ class EmbeddedBroker:
     """A running broker with its topics (name -> number of partitions). Close it, or use it as a context manager; the
     clients connected to it see a broker that went away."""
 
-    def __init__(self, topics: Mapping[str, int]) -> None:
-        """Raises EmbeddedBrokerError."""
+    def __init__(self, topics: Mapping[str, int], brokers: int = BROKERS) -> None:
+        """`brokers`: more than one, so that leaders can move, for tests. Raises EmbeddedBrokerError."""
         self._library = _library()
+        self._brokers = brokers
         self._handle: int | None = self._new_handle()
-        self._cluster: int | None = self._library.rd_kafka_mock_cluster_new(self._handle, BROKERS)
+        self._cluster: int | None = self._library.rd_kafka_mock_cluster_new(self._handle, brokers)
         if not self._cluster:
             self._library.rd_kafka_destroy(self._handle)
             raise EmbeddedBrokerError("librdkafka could not start its mock cluster; is loopback TCP available?")
@@ -84,11 +93,35 @@ class EmbeddedBroker:
     def create_topic(self, name: str, partitions: int) -> None:
         """Raises EmbeddedBrokerError if the topic exists."""
         assert partitions > 0, partitions
-        self._check(self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, BROKERS), name)
+        code = self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, self._brokers)
+        self._check(code, name)
 
     def fail_topic(self, name: str, error: int) -> None:
         """Metadata of the topic gives `error` (a Kafka protocol error code) from now on; 0 ends it. For tests."""
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
+
+    # What can be wrong with it, for tests and bench/soak. Brokers are numbered from 1. Each raises EmbeddedBrokerError.
+
+    def advertise(self, host: str, port: int, broker: int = 1) -> None:
+        """Clients are told that the broker is there: a proxy before it."""
+        self._fault("rd_kafka_mock_broker_set_host_port", broker, host.encode(), port)
+
+    def set_down(self, broker: int, down: bool) -> None:
+        self._fault(f"rd_kafka_mock_broker_set_{'down' if down else 'up'}", broker)
+
+    def set_round_trip(self, broker: int, milliseconds: int) -> None:
+        self._fault("rd_kafka_mock_broker_set_rtt", broker, milliseconds)
+
+    def move_leader(self, topic: str, partition: int, broker: int) -> None:
+        self._fault("rd_kafka_mock_partition_set_leader", topic.encode(), partition, broker)
+
+    def _fault(self, name: str, *arguments: bytes | int) -> None:
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            raise EmbeddedBrokerError(f"this librdkafka has no {name}: a newer confluent-kafka has") from None
+        function.restype, function.argtypes = _integer, [_pointer, *FAULTS[name]]
+        self._check(function(self._cluster, *arguments), name)
 
     def close(self) -> None:
         if self._handle is None:

@@ -33,6 +33,8 @@ class Histogram:
         if self._window_us is None:
             self._window_us = now_us
         past = (now_us - self._window_us) // WINDOW_US
+        if past < 0:  # the clock stepped back: what is recent goes on from here
+            self._window_us = now_us
         if past > 0:
             self._recent[1] = self._recent[0] if past == 1 else 0
             self._recent[0] = 0

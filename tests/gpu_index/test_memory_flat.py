@@ -1,9 +1,13 @@
-"""Memory follows what is in the index now, not what has passed through it."""
+"""Memory follows what is in the index now, not what has passed through it.
+
+FLAT=full (`make flat`) sends ten times as many modifies and values, and prints the resident memory at each tenth."""
 
 from __future__ import annotations
 
+import os
 import random
 
+from bench.machine import resident_bytes
 from gpu_index.events import AdEvent, AdPatch, Batch, EventKind, Outcome
 from gpu_index.index import Index, Limits
 from kernels import ads as ads_
@@ -16,8 +20,11 @@ from tests import random_cases as cases
 from tests.consistent import assert_consistent
 from tests.twins import EXPIRED_VERSIONS_S, START_US, new_index, parsed, whole_patch
 
-ADS, MODIFIES, VALUES, BATCH = 2000, 200_000, 100_000, 2000
-LIMITS = Limits(ads=2**14, targetings=2**14, terms=2**18, expired=2**14)
+FULL = os.environ.get("FLAT") == "full"
+ADS, MODIFIES, VALUES = (10_000, 2_000_000, 1_000_000) if FULL else (2000, 200_000, 100_000)
+BATCH = 2000
+LIMITS = Limits(ads=2**17 if FULL else 2**14, targetings=2**17 if FULL else 2**14, terms=2**18, expired=2**14)
+GROWTH_BYTES_MAX = 48_000_000  # from the first tenth on, of full size: caches of Python's and ours fill
 
 
 def pools(index: Index) -> dict[str, pool_.Pool]:
@@ -87,6 +94,12 @@ class Passing:
         )
 
 
+def said_resident(modifies: int) -> int:
+    resident = resident_bytes()
+    print(f"{modifies:9,} modifies, {modifies // 2:9,} new values: {resident / 1e6:.1f} MB resident")
+    return resident
+
+
 def test_modifies_and_new_values_leave_nothing_behind() -> None:
     r = random.Random(1)
     index, passing = new_index(limits=LIMITS), Passing(r)
@@ -97,11 +110,17 @@ def test_modifies_and_new_values_leave_nothing_behind() -> None:
     passing.send(index, first)
     before = in_use(index)
     reached: dict[str, int] = {}
+    resident: list[int] = []  # at each tenth
     for batch in range(MODIFIES // BATCH):
+        if batch % (MODIFIES // BATCH // 10) == 0:
+            resident.append(said_resident(batch * BATCH))
         passing.send(index, [(EventKind.MODIFY, str(r.randrange(ADS)), passing.patch()) for _ in range(BATCH)])
         if batch == MODIFIES // BATCH // 4:
             reached = frontiers(index)
+    resident.append(said_resident(MODIFIES))
     assert passing.value == MODIFIES == 2 * VALUES
+    if FULL:
+        assert resident[-1] - resident[1] < GROWTH_BYTES_MAX
     assert_consistent(index)
     for name, size in frontiers(index).items():
         assert size <= 1.25 * reached[name] + 64, (name, size, reached[name])

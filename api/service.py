@@ -25,6 +25,7 @@ from scoring.request import Answer, Request
 T = TypeVar("T")
 
 READY_BELIEVED_S = 0.1
+ENGINE_FAILED = "the engine has failed, its log says why; the service is to be started again"
 LOOK_WAIT_S = 1.0  # at least, for a look at the topic
 BACKEND = {"backend": "cpu", "device": "CPU"}  # the one that this version has
 
@@ -35,7 +36,6 @@ class Service:
 
     loaded: Loaded
     schema: Schema
-ENGINE_FAILED = "the engine has failed, its log says why; the service is to be started again"
     parser: RequestParser
     engine: Engine
     statistics: Statistics
@@ -59,6 +59,8 @@ ENGINE_FAILED = "the engine has failed, its log says why; the service is to be s
 
     def progress(self) -> Progress:
         """How far it is from being ready, in its words."""
+        if self.engine.failed:
+            return Progress(False, ENGINE_FAILED, {})
         if self.loading:
             return Progress(False, "loading the kernels, which the first start on a machine compiles", {})
         if self.snapshots.restoring is not None:
@@ -72,8 +74,6 @@ ENGINE_FAILED = "the engine has failed, its log says why; the service is to be s
         asking = [request for request in requests if not known.issuperset(request.min_offsets)]
         if not asking:
             return known
-        if self.engine.failed:
-            return Progress(False, ENGINE_FAILED, {})
         wait_s = max(LOOK_WAIT_S, min(request.wait_ms for request in asking) / 1000)
         try:
             view = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self.look_again())), wait_s)
@@ -101,7 +101,7 @@ ENGINE_FAILED = "the engine has failed, its log says why; the service is to be s
                 more={"offsets": {each: position - 1 for each, position in behind.positions.items() if position}},
             ) from None
         except Stopped:
-            raise Problem(NOT_READY, "the service is stopping") from None
+            raise Problem(NOT_READY, ENGINE_FAILED if self.engine.failed else "the service is stopping") from None
         for answer in answers:
             self.metrics.eligible.observe(answer.eligible)
         return answers
@@ -114,7 +114,7 @@ ENGINE_FAILED = "the engine has failed, its log says why; the service is to be s
         try:
             return await asyncio.wrap_future(self.engine.call(call))
         except Stopped:
-            raise Problem(NOT_READY, "the service is stopping") from None
+            raise Problem(NOT_READY, ENGINE_FAILED if self.engine.failed else "the service is stopping") from None
 
     async def index_figures(self) -> dict[str, Any]:
         """What the index holds and the engine has done, as JSON types."""

@@ -49,3 +49,19 @@ def test_the_buckets_are_cumulative_and_end_in_infinity() -> None:
     assert buckets[-1] == (float("inf"), 6)
     assert [bound for bound, _ in buckets] == sorted(bound for bound, _ in buckets)
     assert histogram.recent_quantile_ms(1.0, NOW_US) == UPPER_MS[-1], "what is longer counts as the longest"
+
+
+def test_a_clock_that_steps_makes_no_nonsense() -> None:
+    """Back: what is recorded after it is recent for two windows of the new time. Forward: what was is not any more.
+    An event from the future is not fresher than now."""
+    histogram = Histogram()
+    record(histogram, [1000] * 10)
+    back_us = NOW_US - 60 * WINDOW_US
+    record(histogram, [100] * 10, back_us)
+    assert 80 < histogram.recent_quantile_ms(0.25, back_us) < 120  # type: ignore[operator]
+    assert histogram.recent_quantile_ms(0.5, back_us + 2 * WINDOW_US) is None
+    record(histogram, [50], NOW_US + 60 * WINDOW_US)
+    assert 40 < histogram.recent_quantile_ms(0.99, NOW_US + 60 * WINDOW_US) < 60  # type: ignore[operator]
+    record(histogram, [-5000] * 1000, NOW_US + 60 * WINDOW_US)
+    assert 0 <= histogram.recent_quantile_ms(0.01, NOW_US + 60 * WINDOW_US) < 2  # type: ignore[operator]
+    assert histogram.sum_s > 0

@@ -33,11 +33,12 @@ from scoring.model.features import FIRST_ITEM, NO_ITEM, ItemTable, Vocabularies,
 from scoring.model.heads import UserSide
 from scoring.model.network import Network, table_rows, user_batch
 from scoring.model.ranking import rank_targets, ranking_metrics
-from scoring.model.sequences import Sequences, make_sequences, windows
+from scoring.model.sequences import Sequences, Windows, make_sequences, windows
 
 RANKER_POSITIONS = 128  # of a batch, that the ranker is trained on: each of its candidates costs a thousand times more
 RANKER_NEGATIVES = 64
 VALIDATION_TARGETS_MAX = 1000
+MAY_CHANGE = ("epochs", "minutes", "patience")  # of the recipe, where a run goes on
 
 Json = dict[str, Any]
 
@@ -62,7 +63,7 @@ class Trainer:
         self.seconds = 0.0
         self.curve: list[Json] = []
 
-    def run(self, progress: Callable[[Json], None] = lambda line: None) -> Json:
+    def run(self, progress: Callable[[Json], None]) -> Json:
         """Trains until it is done -> what run.json says. `progress` is told of each epoch."""
         self.folder.mkdir(parents=True, exist_ok=True)
         recipe = self.recipe
@@ -111,7 +112,7 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = self._loss(users, ends)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
@@ -126,6 +127,7 @@ class Trainer:
     def _loss(self, users: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
         architecture, recipe = self.architecture, self.recipe
         rows = windows(self.sequences, users, ends, architecture.history, architecture.surface_history)
+        rows = self._hide_signals(rows)
         in_row = np.arange(architecture.history) < rows.length[:, None]
         which = np.flatnonzero(in_row & self.trained[rows.position])  # [P]
         count = recipe.negatives
@@ -146,11 +148,19 @@ class Trainer:
         balance: Tensor = self.network.head.balance()
         return loss + recipe.balance * balance
 
+    def _hide_signals(self, rows: Windows) -> Windows:
+        """Now and then a signal is missing, so that there is something to fall back to when a request lacks it."""
+        share, count = self.recipe.signal_dropout, len(rows.length)
+        hidden = self.rng.random((count, rows.cohort.shape[1] + 2)) < share  # [B, signal, context and surfaces]
+        context = np.where(hidden[:, -1, None, None], 0, rows.context)
+        surface_at = np.where(hidden[:, -2, None], 0, rows.surface_at)
+        return rows._replace(cohort=np.where(hidden[:, :-2], 0, rows.cohort), context=context, surface_at=surface_at)
+
     def _softmax(
         self, user: UserSide, base: Tensor, needed: NDArray[np.int64], target: NDArray[np.int64],
         negative: NDArray[np.int64],
     ) -> Tensor:  # fmt: skip
-        """Cross entropy of each target [P] against the negatives [N], or against the catalogue where they are all of it."""
+        """Cross entropy of each target [P] against the negatives [N], or the catalogue where they are all of it."""
         head, rounding = self.network.head, self.recipe.rounding
         places = torch.from_numpy(np.searchsorted(needed, negative)).to(self.device)
         logits = head.logits(user, self.network.ads(base[places], rounding)).float()  # [P, N]
@@ -178,7 +188,7 @@ class Trainer:
         return ranking_metrics(ranks)
 
     def save(self) -> None:
-        """Everything that training goes on from. The state is put in place last, so that it never names what is torn."""
+        """All that training goes on from. The state is put in place last, so that it never names what is torn."""
         tensors = {f"network.{name}": value for name, value in self._weights().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
@@ -194,10 +204,10 @@ class Trainer:
     def resume(self) -> None:
         """Goes on from what `save` wrote. Raises TrainingError where it was another run."""
         held: Json = msgspec.json.decode((self.folder / "run.json").read_bytes())
-        mine = self.state()
-        for name in ("architecture", "recipe"):
-            changed = [key for key in mine[name] if msgspec.to_builtins(mine[name][key]) != held[name].get(key)]
-            changed = [key for key in changed if key not in ("epochs", "minutes", "patience")]
+        for mine, kind in ((self.architecture, Architecture), (self.recipe, Recipe)):
+            other = msgspec.convert(held[kind.__name__.lower()], kind)
+            names = [name for name in kind.__struct_fields__ if getattr(mine, name) != getattr(other, name)]
+            changed = [name for name in names if name not in MAY_CHANGE]
             if changed:
                 raise TrainingError(f"{self.folder} holds a run with another {changed[0]}: give another folder")
         tensors = load_file(self.folder / "last.safetensors")
@@ -225,6 +235,20 @@ class Trainer:
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: value.detach().cpu().contiguous() for name, value in self.network.state_dict().items()}
+
+
+def load_run(dataset: Dataset, folder: Path) -> Trainer:
+    """A trained run with its best weights. Raises TrainingError."""
+    try:
+        held = msgspec.json.decode((folder / "run.json").read_bytes())
+        best = load_file(folder / "best.safetensors")
+    except OSError as error:
+        raise TrainingError(f"{folder} holds no trained run: {error.filename or error} is missing") from None
+    architecture = msgspec.convert(held["architecture"], Architecture)
+    trainer = Trainer(dataset, architecture, msgspec.convert(held["recipe"], Recipe), folder)
+    trainer.resume()
+    trainer.network.load_state_dict(best)
+    return trainer
 
 
 class TrainingError(Exception):

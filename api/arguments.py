@@ -103,8 +103,8 @@ COMMANDS = {
     "convert": Command(
         "a public data set or a click log, brought into the format that train reads",
         own=(
-            Argument("form", {"choices": ("movielens", "s3rec", "clicklog"), "help": "what SOURCE is"}),
-            Argument("source", {"metavar": "SOURCE", "help": "a folder; of a click log, a CSV file"}),
+            Argument("form", {"choices": ("movielens", "s3rec", "clicklog", "synthetic"), "help": "what SOURCE is"}),
+            Argument("source", {"metavar": "SOURCE", "help": "a folder; a CSV file of clicklog; a seed of synthetic"}),
             Argument("folder", {"metavar": "FOLDER", "help": "where the three Parquet files go"}),
         ),
     ),

@@ -28,11 +28,25 @@ Json = dict[str, Any]
 def convert_command(arguments: argparse.Namespace) -> int:
     """`mirach convert FORM SOURCE FOLDER`"""
     with _model_errors():
-        from scoring.model.convert import convert
+        if arguments.form == "synthetic":
+            counts = _synthetic(arguments.source, Path(arguments.folder))
+        else:
+            from scoring.model.convert import convert
 
-        counts = convert(arguments.form, Path(arguments.source), Path(arguments.folder))
+            counts = convert(arguments.form, Path(arguments.source), Path(arguments.folder))
     out.print(f"{arguments.folder}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
     return 0
+
+
+def _synthetic(seed: str, folder: Path) -> dict[str, int]:
+    from bench.clicks import click_log
+    from scoring.model.data import write_dataset
+
+    if not seed.isdecimal():
+        raise UserError(f"the source of a synthetic click log is its seed, a whole number, not {seed}")
+    log = click_log(int(seed))
+    write_dataset(folder, log.items, log.users, log.interactions)
+    return {"items": len(log.items), "users": len(log.users), "interactions": len(log.interactions)}
 
 
 def train_command(arguments: argparse.Namespace) -> int:

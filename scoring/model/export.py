@@ -67,7 +67,8 @@ def write_export(
     folder.mkdir(parents=True, exist_ok=True)
     state = {key: value.detach().cpu().to(WEIGHTS[weights]).contiguous() for key, value in network.state_dict().items()}
     save_file(state, folder / "weights.safetensors")
-    arrays = {"labels": table.labels[FIRST_ITEM:].astype(np.int32), "words": table.words[FIRST_ITEM:].astype(np.int32)}
+    arrays = {"labels": table.labels[FIRST_ITEM:], "words": table.words[FIRST_ITEM:]}
+    arrays = {key: array.astype(np.min_scalar_type(int(array.max(initial=0)))) for key, array in arrays.items()}
     save_arrays(arrays, folder / "items.safetensors")
     (folder / "vocabularies.json").write_bytes(msgspec.json.encode(network.vocabularies))
     described = Described(

@@ -55,9 +55,9 @@ def train_command(arguments: argparse.Namespace) -> int:
     run = Path(arguments.run)
     with _model_errors():
         from scoring.model.data import read_dataset
-        from scoring.model.train import Trainer
+        from scoring.model.train import Trainer, use_threads
 
-        _one_thread(arguments.threads)
+        use_threads(arguments.threads)
         dataset = read_dataset(Path(arguments.data))
         trainer = Trainer(dataset, architecture, recipe, run)
         if arguments.warm_start:
@@ -87,15 +87,15 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
     with _model_errors():
         from scoring.model.data import read_dataset
         from scoring.model.evaluate import evaluate
-        from scoring.model.train import load_run
+        from scoring.model.train import load_run, use_threads
 
-        _one_thread(arguments.threads)
+        use_threads(arguments.threads)
         dataset = read_dataset(Path(arguments.data))
         trainer = load_run(dataset, run)
         found = evaluate(trainer, dataset)
         result: Json = {
             "name": arguments.name or run.name, "data": Path(arguments.data).name,
-            "command": ["mirach", *sys.argv[1:]], "machine": describe_machine(MODEL_PACKAGES),
+            "command": ["mirach", *map(_shown, sys.argv[1:])], "machine": describe_machine(MODEL_PACKAGES),
             "training": trainer.state(), **found,
         }  # fmt: skip
     text = msgspec.json.format(msgspec.json.encode(_rounded(result)))
@@ -143,13 +143,6 @@ def _say_epoch(line: Json) -> None:
     out.print(f"{passed}  validation: {shown}", soft_wrap=True)
 
 
-def _one_thread(threads: int) -> None:
-    import torch
-
-    if threads:
-        torch.set_num_threads(threads)
-
-
 def _rounded(value: Any) -> Any:
     """Figures of six digits: more say nothing."""
     if isinstance(value, dict):
@@ -182,3 +175,8 @@ def _model_errors() -> Iterator[None]:
         if type(error).__name__ in ("DataError", "TrainingError", "ModelError"):
             raise UserError(str(error)) from None
         raise
+
+
+def _shown(argument: str) -> str:
+    """An argument as it may be published: of an absolute path, its last part."""
+    return Path(argument).name if Path(argument).is_absolute() else argument

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.random import default_rng
 from numpy.typing import NDArray
 
@@ -22,8 +21,15 @@ from scoring.model.export import SERVED_HEADS, users_of
 from scoring.model.features import FIRST_ITEM
 from scoring.model.metrics import auc, calibration, fit_calibration, log_loss, normalised_entropy
 from scoring.model.ranker import Ranker
-from scoring.model.ranking import all_logits, encode_catalogue, encode_users, rank_targets, ranking_metrics
-from scoring.model.sequences import Impressions, make_impressions
+from scoring.model.ranking import (
+    all_logits,
+    encode_catalogue,
+    encode_users,
+    impression_logits,
+    rank_targets,
+    ranking_metrics,
+)
+from scoring.model.sequences import make_impressions
 from scoring.model.train import Trainer, cold_items
 from scoring.user import User, pack
 
@@ -33,7 +39,6 @@ SERVED_USERS_MAX = 500  # whose whole catalogue the kernels score
 TOP = 100
 TIMED_ADS = 100_000
 TIMED_REPETITIONS = 15
-IMPRESSIONS_AT_ONCE = 512
 
 Json = dict[str, Any]
 Ints = NDArray[np.int64]
@@ -80,22 +85,10 @@ def _judged(trainer: Trainer, dataset: Dataset, split: int) -> Judged:
     shown = make_impressions(dataset, trainer.vocabularies)
     chosen = np.flatnonzero(shown.split == split)
     if not shown.engaged[chosen].all():
-        return Judged(_impression_logits(trainer, shown, chosen), shown.engaged[chosen])
+        network, table, rounding = trainer.network, trainer.table, trainer.recipe.rounding
+        logits = impression_logits(network, table, trainer.sequences, shown.of(chosen), rounding)
+        return Judged(logits, shown.engaged[chosen])
     return _drawn_beside(trainer, split)
-
-
-@torch.no_grad()
-def _impression_logits(trainer: Trainer, shown: Impressions, chosen: Ints) -> Floats:
-    network, table = trainer.network.eval(), trainer.table
-    out = np.empty(len(chosen))
-    ad = encode_catalogue(network, table, trainer.recipe.rounding)
-    for at in range(0, len(chosen), IMPRESSIONS_AT_ONCE):
-        part = chosen[at : at + IMPRESSIONS_AT_ONCE]
-        asked = shown.asked.of(part)
-        user = encode_users(network, table, trainer.sequences, shown.user[part], shown.position[part], asked)
-        own = torch.from_numpy(shown.item[part] - FIRST_ITEM).to(network.device)
-        out[at : at + len(part)] = network.head.logits(user, ad.of(own), paired=True).cpu().numpy()
-    return out
 
 
 def _drawn_beside(trainer: Trainer, split: int) -> Judged:

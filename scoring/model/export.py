@@ -19,16 +19,16 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save as save_arrays
+from safetensors.torch import load_file, save
 
 from scoring.model.config import Architecture
 from scoring.model.features import FIRST_ITEM, ItemTable, Vocabularies, catalogue, item_table
 from scoring.model.heads import UserSide
+from scoring.model.interface import AdFeatures, ModelError
 from scoring.model.network import Network, table_rows
 from scoring.model.ranking import encode_users
 from scoring.model.requests import read_requests
-from scoring.model.served import AdFeatures, ModelError
 from scoring.user import User
 
 FORMAT = 1
@@ -51,7 +51,7 @@ class Described(msgspec.Struct, frozen=True):
     route: int
     temperature: float
     bias: float
-    shapes: dict[str, list[int]]
+    shapes: dict[str, str]  # of each weight, as "125x32"
     metrics: dict[str, Any]
     files: dict[str, str]  # name -> BLAKE2b
 
@@ -66,15 +66,15 @@ def write_export(
         raise ModelError(f"a model with the head {architecture.head} is for comparison only and cannot be served")
     folder.mkdir(parents=True, exist_ok=True)
     state = {key: value.detach().cpu().to(WEIGHTS[weights]).contiguous() for key, value in network.state_dict().items()}
-    save_file(state, folder / "weights.safetensors")
+    (folder / "weights.safetensors").write_bytes(save(state))
     arrays = {"labels": table.labels[FIRST_ITEM:], "words": table.words[FIRST_ITEM:]}
     arrays = {key: array.astype(np.min_scalar_type(int(array.max(initial=0)))) for key, array in arrays.items()}
-    save_arrays(arrays, folder / "items.safetensors")
+    (folder / "items.safetensors").write_bytes(save_arrays(arrays))
     (folder / "vocabularies.json").write_bytes(msgspec.json.encode(network.vocabularies))
     described = Described(
         format=FORMAT, name=name, architecture=architecture, dim=architecture.dim, gate_dim=architecture.gate_dim,
         experts=network.head.count, route=network.head.route, temperature=calibration[0], bias=calibration[1],
-        shapes={key: list(value.shape) for key, value in state.items()}, metrics=metrics,
+        shapes={key: "x".join(map(str, value.shape)) for key, value in state.items()}, metrics=metrics,
         files={file: _checksum((folder / file).read_bytes()) for file in FILES},
     )  # fmt: skip
     (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(described)) + b"\n")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoring.model.data import Dataset
-from scoring.model.served import AdFeatures
+from scoring.model.interface import AdFeatures
 
 NO_ITEM, UNKNOWN_ITEM, FIRST_ITEM = 0, 1, 2  # rows of the item table
 LABELS_MAX, WORDS_MAX = 16, 24  # of one item; further ones are left out

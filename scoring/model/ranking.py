@@ -13,7 +13,7 @@ from scoring.model.features import FIRST_ITEM, NO_ITEM, ItemTable
 from scoring.model.heads import AdSide, UserSide
 from scoring.model.network import Network, table_rows, user_batch
 from scoring.model.ranker import Ranker
-from scoring.model.sequences import Asked, Sequences, windows
+from scoring.model.sequences import Asked, Impressions, Sequences, windows
 
 USERS_AT_ONCE = 128
 RANKER_USERS_AT_ONCE = 4
@@ -48,6 +48,22 @@ def all_logits(
         own = positions[at : at + at_once]
         users = np.searchsorted(sequences.start, own, side="right") - 1
         yield at, network.head.logits(encode_users(network, table, sequences, users, own), ad)
+
+
+@torch.no_grad()
+def impression_logits(
+    network: Network, table: ItemTable, sequences: Sequences, shown: Impressions, rounding: bool
+) -> NDArray[np.float64]:
+    """[impression] the logit of each"""
+    network.eval()
+    out = np.empty(len(shown.user))
+    ad = encode_catalogue(network, table, rounding)
+    for at in range(0, len(out), USERS_AT_ONCE):
+        part = np.arange(at, min(at + USERS_AT_ONCE, len(out)))
+        user = encode_users(network, table, sequences, shown.user[part], shown.position[part], shown.asked.of(part))
+        own = torch.from_numpy(shown.item[part] - FIRST_ITEM).to(network.device)
+        out[part] = network.head.logits(user, ad.of(own), paired=True).cpu().numpy()
+    return out
 
 
 @torch.no_grad()

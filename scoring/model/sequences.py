@@ -67,6 +67,11 @@ class Impressions(NamedTuple):
     split: Ints  # [impression]
     asked: Asked
 
+    def of(self, which: Ints) -> Impressions:
+        arrays = (self.user, self.position, self.item)
+        user, position, item = (each[which] for each in arrays)
+        return Impressions(user, position, item, self.engaged[which], self.split[which], self.asked.of(which))
+
 
 class Windows(NamedTuple):
     """B rows of L positions, filled from the left."""

@@ -25,19 +25,22 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from scoring.model.config import Architecture, Recipe
 from scoring.model.data import TRAIN, VALIDATION, Dataset
 from scoring.model.features import FIRST_ITEM, NO_ITEM, ItemTable, Vocabularies, catalogue, make_vocabularies
 from scoring.model.heads import UserSide
+from scoring.model.metrics import fit_calibration, normalised_entropy
 from scoring.model.network import Network, table_rows, user_batch
-from scoring.model.ranking import rank_targets, ranking_metrics
-from scoring.model.sequences import Sequences, Windows, make_sequences, windows
+from scoring.model.ranking import impression_logits, rank_targets, ranking_metrics
+from scoring.model.sequences import Sequences, Windows, make_impressions, make_sequences, windows
+from scoring.reference import sigmoid
 
 RANKER_POSITIONS = 128  # of a batch, that the ranker is trained on: each of its candidates costs a thousand times more
 RANKER_NEGATIVES = 64
 VALIDATION_TARGETS_MAX = 1000
+VALIDATION_IMPRESSIONS_MAX = 10_000
 MAY_CHANGE = ("epochs", "minutes", "patience")  # of the recipe, where a run goes on
 
 Json = dict[str, Any]
@@ -58,8 +61,13 @@ class Trainer:
         )
         self.trained = trained_positions(self.sequences, recipe, len(dataset.items))
         self.drawn, self.chance = _negative_items(self.sequences, self.trained, recipe, len(dataset.items))
+        self.shown = make_impressions(dataset, self.vocabularies)
+        self.judged = np.flatnonzero((self.shown.split == TRAIN) & ~_cold_rows(self.shown.item, recipe, dataset))
+        self.predicts_clicks = bool(recipe.impressions) and not self.shown.engaged[self.judged].all()
+        per_user = np.bincount(self.sequences.user[self.trained])
+        self.epoch_steps = math.ceil(np.ceil(per_user / architecture.history).sum() / recipe.batch)
         self.epoch = self.step = self.best_epoch = 0
-        self.best = -1.0
+        self.best = -math.inf
         self.seconds = 0.0
         self.curve: list[Json] = []
 
@@ -76,8 +84,9 @@ class Trainer:
             self.seconds += perf_counter() - start
             line: Json = {"epoch": self.epoch, "step": self.step, "seconds": round(self.seconds, 1), "loss": loss}
             line |= {f"validation_{name}": value for name, value in self.validate().items()}
-            if line["validation_ndcg@10"] > self.best:
-                self.best, self.best_epoch = line["validation_ndcg@10"], self.epoch
+            value = -line["validation_entropy"] if self.predicts_clicks else line["validation_ndcg@10"]
+            if value > self.best:
+                self.best, self.best_epoch = value, self.epoch
                 save_file(self._weights(), self.folder / "best.safetensors")
             self.curve.append(line)
             self.save()
@@ -120,8 +129,7 @@ class Trainer:
 
     def _rate(self) -> float:
         """Of the learning rate: up in a straight line, then down as half a cosine to a tenth at the last epoch."""
-        steps_per_epoch = max(1, math.ceil(self.trained.sum() / self.architecture.history / self.recipe.batch))
-        done = min(self.step / (steps_per_epoch * self.recipe.epochs), 1.0)
+        done = min(self.step / (self.epoch_steps * self.recipe.epochs), 1.0)
         return min(1.0, (self.step + 1) / self.recipe.warm_up) * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
     def _loss(self, users: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
@@ -146,7 +154,29 @@ class Trainer:
         )
         loss = self._softmax(user, base, needed, target, negative)
         balance: Tensor = self.network.head.balance()
-        return loss + recipe.balance * balance
+        loss = loss + recipe.balance * balance
+        return loss + self._clicks() if self.predicts_clicks else loss
+
+    def _clicks(self) -> Tensor:
+        """Log loss of the clicks of impressions drawn evenly, in units of that of knowing nothing but their share."""
+        architecture, recipe = self.architecture, self.recipe
+        shown = self.shown.of(self.rng.choice(self.judged, recipe.impressions))
+        rows = windows(
+            self.sequences, shown.user, shown.position, architecture.history, architecture.surface_history, shown.asked
+        )
+        rows = self._hide_signals(rows)
+        needed = np.unique(np.concatenate([[NO_ITEM], rows.token.ravel(), rows.surface_token.ravel(), shown.item]))
+        hide = torch.from_numpy(self.rng.random(len(needed)) < recipe.id_dropout).to(self.device)
+        base, text = self.network.items(table_rows(self.table, needed, self.device), hide)
+        which = torch.from_numpy(np.arange(len(shown.user)) * architecture.history + rows.length - 1).to(self.device)
+        user = self.network.users(user_batch(rows, needed, self.device), base, text, which)
+        places = torch.from_numpy(np.searchsorted(needed, shown.item)).to(self.device)
+        logits = self.network.head.logits(user, self.network.ads(base[places], recipe.rounding), paired=True).float()
+        share = float(self.shown.engaged[self.judged].mean())
+        clicked = torch.from_numpy(shown.engaged.astype(np.float32)).to(self.device)
+        offset = math.log(share / (1 - share))  # a logit of 0 says what is said of no ad in particular
+        unknowing = -(share * math.log(share) + (1 - share) * math.log(1 - share))
+        return binary_cross_entropy_with_logits(logits + offset, clicked) / unknowing
 
     def _hide_signals(self, rows: Windows) -> Windows:
         """Now and then a signal is missing, so that there is something to fall back to when a request lacks it."""
@@ -185,7 +215,16 @@ class Trainer:
             targets = default_rng(0).choice(targets, VALIDATION_TARGETS_MAX, replace=False)
         limit = 300 if self.architecture.head == "ranker" else None
         ranks = rank_targets(self.network, self.table, self.sequences, np.sort(targets)[:limit], self.recipe.rounding)
-        return ranking_metrics(ranks)
+        metrics = ranking_metrics(ranks)
+        if self.predicts_clicks:
+            chosen = np.flatnonzero(self.shown.split == VALIDATION)
+            if len(chosen) > VALIDATION_IMPRESSIONS_MAX:
+                chosen = default_rng(0).choice(chosen, VALIDATION_IMPRESSIONS_MAX, replace=False)
+            shown = self.shown.of(chosen)
+            logits = impression_logits(self.network, self.table, self.sequences, shown, self.recipe.rounding)
+            temperature, bias = fit_calibration(logits, shown.engaged)
+            metrics["entropy"] = normalised_entropy(sigmoid(temperature * logits + bias), shown.engaged)
+        return metrics
 
     def save(self) -> None:
         """All that training goes on from. The state is put in place last, so that it never names what is torn."""
@@ -237,6 +276,12 @@ class Trainer:
         return {name: value.detach().cpu().contiguous() for name, value in self.network.state_dict().items()}
 
 
+def use_threads(count: int) -> None:
+    """Of PyTorch; 0: as many as it chooses."""
+    if count:
+        torch.set_num_threads(count)
+
+
 def load_run(dataset: Dataset, folder: Path) -> Trainer:
     """A trained run with its best weights. Raises TrainingError."""
     try:
@@ -258,6 +303,12 @@ class TrainingError(Exception):
 def cold_items(recipe: Recipe, items: int) -> NDArray[np.bool_]:
     """[item] those that are kept out of training: drawn from the seed."""
     return default_rng(recipe.seed + 7_919).random(items) < recipe.cold
+
+
+def _cold_rows(rows: NDArray[np.int64], recipe: Recipe, dataset: Dataset) -> NDArray[np.bool_]:
+    """Which of these rows of the item table are of cold items."""
+    cold: NDArray[np.bool_] = cold_items(recipe, len(dataset.items))[rows - FIRST_ITEM]
+    return cold
 
 
 def trained_positions(sequences: Sequences, recipe: Recipe, items: int) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from scoring.model.config import Architecture, Recipe
 from scoring.model.metrics import paired_interval
 
 Json = dict[str, Any]
@@ -254,15 +255,32 @@ def _cold(found: dict[str, Runs]) -> Iterator[str]:
 
 
 def _runs(results: Path) -> Iterator[str]:
-    yield "| file | training | evaluation |"
+    yield "| file | training | command |"
     yield "| --- | --- | --- |"
     for path in sorted(results.glob("*.json")):
         result = msgspec.json.decode(path.read_bytes())
         training = result["training"]
         yield (
             f"| {path.name} | {training['epoch']} epochs, best {training['best_epoch']}, {training['seconds']:.0f} s | "
-            f"`{' '.join(result['command'])}` |"
+            f"`{train_command(result)}` |"
         )
+    yield ""
+    yield "Each was evaluated by `mirach evaluate RUN DATA --to FILE`, which each file holds as it was typed."
+
+
+def train_command(result: Json) -> str:
+    """The command line that trains such a run: what differs from the defaults is set."""
+    given = []
+    for part, kind in (("architecture", Architecture), ("recipe", Recipe)):
+        settings = msgspec.convert(result["training"][part], kind)
+        for name in kind.__struct_fields__:
+            value = getattr(settings, name)
+            if value != getattr(kind(), name):
+                text = ",".join(value) if isinstance(value, tuple) else str(value).lower()
+                given.append(f" --set {name}={text}")
+    if result["training"]["architecture"]["head"] == "ranker":
+        given.append(f" --warm-start runs/{result['name'].replace('ranker', 'dot')}")
+    return f"mirach train data/{result['data']} --run runs/{result['name']} --threads 1{''.join(given)}"
 
 
 def _kinds(runs: Runs) -> list[str]:

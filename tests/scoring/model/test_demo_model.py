@@ -30,7 +30,7 @@ def test_the_click_log_is_the_same_from_the_same_seed_and_its_truth_fits_it() ->
 
 
 def test_the_shipped_model_knows_what_users_like() -> None:
-    """On users that it never saw, of the truth that it was trained on, through the vectors that the service would use."""
+    """On users that it never saw, of the truth that it was trained on, through the vectors that would be served."""
     assert sum(path.stat().st_size for path in DEMO.iterdir()) < SHIPPED_BYTES_MAX
     model = load_model(DEMO)
     log = click_log(SEED, user_count=4_040)

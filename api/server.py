@@ -25,13 +25,17 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from api.ad_stage import AdStage
 from api.app import create_app
 from api.config import ConfigError, Loaded, Settings
 from api.engine import Engine, Stopped
 from api.logs import set_up_logs
+from api.models import Models
 from api.requests import RequestParser
 from api.service import Service
+from api.shared_model import SharedModel, check_widths, load_shared, of_model
 from api.snapshots import Snapshots
+from api.towers import UserTowers
 from api.user_errors import as_user_errors
 from api.warm_up import compile_apart, warm_up
 from gpu_index.disk import Folder
@@ -49,6 +53,7 @@ from kernels.precision import Precision
 
 LINGER_S = 1.0  # for clients that hold a connection open between requests: their next answer closes it
 INGEST_STOP_S = 10.0
+TOWERS_STOP_S = 5.0
 LOOK_S = 0.5  # between checks for a stop while the topic is waited for
 WATCH_S = 0.5
 KEEP_ALIVE_S = 75
@@ -64,6 +69,7 @@ class Process:
     service: Service
     engine: Engine
     ingest: Ingest
+    stage: AdStage
     snapshots: Snapshots
     app: FastAPI
     listener: socket.socket
@@ -89,10 +95,12 @@ def wire(loaded: Loaded) -> Process:
 
 
 def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
+    loaded, model = with_model(loaded)
     settings = loaded.settings
     schema = Schema.load(settings.schema)
     places = None if settings.places is None else Places.load(settings.places)
-    engine = Engine(new_index(settings, schema), clock_us=clock_us, requests_max=settings.request_queue_max)
+    engine = Engine(new_index(settings, schema, model), clock_us=clock_us, requests_max=settings.request_queue_max)
+    stage = AdStage(engine)
     decoder = Decoder(
         schema,
         dim=settings.dim,
@@ -100,7 +108,7 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
         compile_meta=partial(compile_meta, places=places),
         event_bytes_max=settings.event_bytes_max,
     )
-    ingest = Ingest(ingest_config(settings), schema, decoder, engine.offer)
+    ingest = Ingest(ingest_config(settings), schema, decoder, stage.offer)
     snapshots = Snapshots(
         Folder(settings.data_dir),
         engine,
@@ -109,12 +117,27 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
         kept=settings.snapshots_kept,
         clock_us=clock_us,
     )
-    parser = RequestParser.of(schema, settings)
-    service = Service(loaded, schema, parser, engine, ingest.statistics, snapshots, ingest.look_again)
-    return Process(service, engine, ingest, snapshots, create_app(service), listener)
+    models = Models(
+        engine, stage, schema, model, settings.model, bytes_max=settings.model_switch_bytes_max, clock_us=clock_us
+    )
+    service = Service(
+        loaded, schema, RequestParser.of(schema, settings, model), engine, ingest.statistics, snapshots,
+        ingest.look_again, UserTowers(settings.request_queue_max), models,
+    )  # fmt: skip
+    models.on_switch, models.set_widths = service.take_model, decoder.set_widths
+    return Process(service, engine, ingest, stage, snapshots, create_app(service), listener)
 
 
-def new_index(settings: Settings, schema: Schema) -> Index:
+def with_model(loaded: Loaded) -> tuple[Loaded, SharedModel | None]:
+    """The settings, with the model's widths where there is a model, and the model. Raises ModelError, ConfigError."""
+    if loaded.settings.model is None:
+        return loaded, None
+    model = load_shared(loaded.settings.model)
+    check_widths(loaded, model)
+    return of_model(loaded, model, f"model {loaded.settings.model}"), model
+
+
+def new_index(settings: Settings, schema: Schema, model: SharedModel | None) -> Index:
     """An empty one. Raises AddressSpaceError."""
     return Index(
         schema,
@@ -125,17 +148,18 @@ def new_index(settings: Settings, schema: Schema) -> Index:
             ads=settings.ads_max, targetings=settings.targetings_max, held_bytes=settings.index_bytes_max
         ),
         expired_versions_s=settings.expired_versions_s,
+        model=None if model is None else model.title,
     )
 
 
-def identity_of(settings: Settings, schema: Schema, view: TopicView) -> Identity:
+def identity_of(settings: Settings, schema: Schema, model: SharedModel | None, view: TopicView) -> Identity:
     """What a snapshot must be of to be restored here."""
     return Identity(
         topic=settings.topic,
         topic_id=view.topic_id,
         cluster_id=view.cluster_id,
         schema_fingerprint=schema.fingerprint,
-        model_fingerprint=None,
+        model_fingerprint=None if model is None else model.fingerprint,
         dim=settings.dim,
         gate_dim=settings.gate_dim,
         precision=settings.precision,
@@ -194,19 +218,7 @@ class Run:
         self.exit_code = 0
         self._stopping: asyncio.Task[None] | None = None
         self._raised: Exception | None = None
-        self._http = HttpServer(
-            uvicorn.Config(
-                process.app,
-                lifespan="off",
-                ws="none",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=self.settings.wait_ms_max // 1000 + 5,
-            )
-        )
+        self._http = HttpServer(http_config(process.app, self.settings))
 
     async def serve(self, beside: Callable[[Run], Awaitable[None]] | None = None) -> int:
         """Serves until a signal or a failure. `beside` runs along: what it raises ends the service and is raised, its
@@ -218,6 +230,8 @@ class Run:
         await asyncio.to_thread(process.snapshots.lock)
         process.service.loading = True
         process.engine.start()
+        process.stage.start()
+        process.service.towers.start()
         process.engine.call(timed_warm_up).add_done_callback(self._loaded)
         log.info("listening on %s, backend cpu, precision %s", process.address, self.settings.precision)
         begin = asyncio.create_task(self._begin())
@@ -229,8 +243,11 @@ class Run:
             watch.cancel()
             companion.cancel()
             await asyncio.wait([begin], timeout=INGEST_STOP_S)
+            await asyncio.to_thread(process.service.models.stop)
+            await asyncio.to_thread(process.service.towers.stop, TOWERS_STOP_S)
             await asyncio.to_thread(process.snapshots.stop)
             await asyncio.to_thread(process.ingest.stop, INGEST_STOP_S)
+            await asyncio.to_thread(process.stage.stop, INGEST_STOP_S)
             await asyncio.to_thread(process.engine.stop, INGEST_STOP_S)
             await asyncio.to_thread(process.snapshots.finish)
         if self._raised is not None:
@@ -261,8 +278,9 @@ class Run:
 
     def _restore_and_read(self, view: TopicView) -> None:
         process, schema = self.process, self.process.service.schema
+        model = process.service.models.active
         start_offsets = process.snapshots.restore(
-            identity_of(self.settings, schema, view), lambda: new_index(self.settings, schema)
+            identity_of(self.settings, schema, model, view), lambda: new_index(self.settings, schema, model)
         )
         process.ingest.start(start_offsets, view.topic_id)
         process.snapshots.start()
@@ -307,7 +325,7 @@ class Run:
     async def _watch(self) -> None:
         """Ends the process when one of its parties has ended by itself: a supervisor starts it again."""
         while True:
-            failure = self.process.ingest.failure
+            failure = self.process.ingest.failure or self.process.stage.failure
             if failure is None and not self.process.engine.alive and not self.process.service.stopping:
                 failure = "the engine's thread has ended"
             if failure is not None:

@@ -67,7 +67,7 @@ DEFAULT_LIMITS = Limits()
 _LOG = logging.getLogger("mirach.index")
 
 
-class ModelName(NamedTuple):
+class ModelName(msgspec.Struct, frozen=True):
     """Which model the ads' vectors are of."""
 
     name: str
@@ -86,7 +86,8 @@ class Index:
         self, schema: Schema, *, dim: int, gate_dim: int, precision: Precision, limits: Limits = DEFAULT_LIMITS,
         expired_versions_s: int = EXPIRED_VERSIONS_S, model: ModelName | None = None,
     ) -> None:  # fmt: skip
-        """An empty index, of vectors of this model; None: events bring them. Raises AddressSpaceError where the system will not reserve what `limits` ask for."""
+        """An empty index, of vectors of this model; None: events bring them. Raises AddressSpaceError where the system
+        will not reserve what `limits` ask for."""
         self.schema, self.dim, self.gate_dim, self.precision = schema, dim, gate_dim, precision
         self.model = model
         self.limits = limits._replace(ads=-(-limits.ads // ads_.SEGMENT_SLOTS) * ads_.SEGMENT_SLOTS)

@@ -19,7 +19,7 @@ from kernels.match import BATCH_MAX
 from kernels.score import score
 from kernels.top_k import top_k
 from scoring.request import Answer, Pathway, Request, Result
-from scoring.user import User, pack
+from scoring.user import User, UserFeatures, pack
 
 UNSCORED = 0.5  # the score where a request has no user
 WIDEN = 4  # how many times more are ranked where caps left too few
@@ -66,7 +66,7 @@ def _batch(index: Index, requests: Sequence[Request]) -> list[Answer]:
     offsets = {partition: position - 1 for partition, position in index.positions.items()}
     eligible = np.diff(selection.first).tolist()
     return [
-        Answer(given, eligible[r], index.count, offsets, timings) for r, given in enumerate(results)
+        Answer(given, eligible[r], index.count, offsets, timings, index.model) for r, given in enumerate(results)
     ]  # the batch's timings, which each of its requests waited for
 
 
@@ -85,6 +85,7 @@ def _lanes(index: Index, request: Request, slots: NDArray[np.uint32]) -> list[_L
         key = id(pathway.user)
         if key not in jobs:
             wanted = needed[key]
+            assert not isinstance(pathway.user, UserFeatures), "the towers come before the engine"
             jobs[key] = _Job(pathway.user, slots if wanted is None else slots[wanted])
     lanes = []
     for pathway, mine in zip(request.pathways, own, strict=True):

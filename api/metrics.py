@@ -48,6 +48,7 @@ class RequestMetrics:
     """What the HTTP side counts. Touched by the event loop's thread alone."""
 
     begun: int = 0  # requests whose headers were read
+    in_flight: int = 0  # and that are not answered yet
     answered: dict[tuple[str, int], int] = field(default_factory=dict)  # by route and status
     seconds: dict[str, Histogram] = field(default_factory=dict)  # by route
     eligible: Histogram = field(default_factory=lambda: Histogram(ELIGIBLE_BUCKETS))
@@ -143,6 +144,14 @@ class Snapshot(Collector):
         yield gauge("mirach_index_capacity", "How many the index may hold; 0 of held_bytes: any.", capacity, ("of",))
         memory = {(part,): size for part, size in self.index["memory_bytes"].items()}
         yield gauge("mirach_index_memory_bytes", "Memory by part of the index.", memory, ("part",))
+
+    def limit_families(self) -> Iterator[Metric]:
+        limits = self.index["limits"]
+        for name, part, description in (
+            ("mirach_limit", "limit", "Bounds of queues, caches and tables; docs/operations.md says what each is."),
+            ("mirach_limit_in_use", "in_use", "What is in use of each."),
+        ):
+            yield gauge(name, description, {(of,): each[part] for of, each in limits.items()}, ("of",))
 
     def ingest_families(self) -> Iterator[Metric]:
         ingest = self.ingest

@@ -29,6 +29,7 @@ from api.ad_stage import AdStage
 from api.app import create_app
 from api.config import ConfigError, Loaded, Settings
 from api.engine import Engine, Stopped
+from api.http_protocol import BoundedProtocol
 from api.logs import set_up_logs
 from api.models import Models
 from api.requests import RequestParser
@@ -207,6 +208,21 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=settings.wait_ms_max // 1000 + 5,
+    )
 
 
 class Run:

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
+from api.bodies import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, Bodies
 from api.config import Loaded
 from api.engine import Engine, IndexBehind, ModelChanged, QueueFull, Stopped
 from api.metrics import RequestMetrics
@@ -55,6 +56,7 @@ class Service:
     towers: UserTowers
     models: Models
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    bodies: Bodies = field(default_factory=lambda: Bodies(IN_FLIGHT_BYTES_MAX))
     loading: bool = False  # the kernels: not ready
     stopping: bool = False  # at SIGTERM: not ready, but what comes in is still answered
     _ready_until: float = 0.0
@@ -224,8 +226,21 @@ class Service:
 
     async def index_figures(self) -> dict[str, Any]:
         """What the index holds and the engine has done, as JSON types."""
-        figures = await self.on_engine(describe)
+        figures: dict[str, Any] = dict(await self.on_engine(describe))
+        figures["limits"] = self.limits(figures["limits"])
         return {**figures, **BACKEND, "engine": self.engine_figures()}
+
+    def limits(self, of_index: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
+        """Every bound of docs/operations.md that has a figure: what is in use, and the limit."""
+        found = {
+            **of_index,
+            **self.statistics.limits(),
+            "requests_waiting": (self.engine.queued, self.loaded.settings.request_queue_max),
+            "batches_waiting": self.engine.batches,
+            "http_requests": (self.metrics.in_flight, IN_FLIGHT_MAX),
+            "http_body_bytes": (self.bodies.bytes, self.bodies.bytes_max),
+        }
+        return {name: {"in_use": in_use, "limit": limit} for name, (in_use, limit) in found.items()}
 
     def engine_figures(self) -> dict[str, Any]:
         counts = self.engine.statistics

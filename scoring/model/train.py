@@ -232,6 +232,8 @@ class Trainer:
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
         tensors["random"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
         part = self.folder / "last.part"
         save_file(tensors, part)
         part.replace(self.folder / "last.safetensors")
@@ -259,6 +261,8 @@ class Trainer:
                 state.setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         torch.set_rng_state(tensors["random"])
+        if self.device.type == "cuda" and "random_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
         self.rng.bit_generator.state = held["random"]
         self.epoch, self.step, self.best_epoch, self.best = (
             held[name] for name in ("epoch", "step", "best_epoch", "best")

@@ -144,32 +144,32 @@ class Trainer:
             count = RANKER_NEGATIVES
         target = self.sequences.item[rows.position.ravel()[which]]  # [P] rows of the table
         negative = self._negatives(count)
-        needed = np.unique(
-            np.concatenate([[NO_ITEM], rows.token.ravel(), rows.surface_token.ravel(), target, negative])
-        )
-        hide = torch.from_numpy(self.rng.random(len(needed)) < recipe.id_dropout).to(self.device)
-        base, text = self.network.items(table_rows(self.table, needed, self.device), hide)
-        user = self.network.users(
-            user_batch(rows, needed, self.device), base, text, torch.from_numpy(which).to(self.device)
-        )
+        user, base, needed = self._encode(rows, which, np.concatenate([target, negative]))
         loss = self._softmax(user, base, needed, target, negative)
-        balance: Tensor = self.network.head.balance()
-        loss = loss + recipe.balance * balance
+        loss = loss + recipe.balance * self.network.head.balance()
         return loss + self._clicks() if self.predicts_clicks else loss
+
+    def _encode(
+        self, rows: Windows, which: NDArray[np.int64], items: NDArray[np.int64]
+    ) -> tuple[UserSide, Tensor, NDArray[np.int64]]:
+        """Users at the places `which` of the windows -> user side, base vectors [needed, D], and the rows of the item
+        table that these are of: the windows' own and `items`. Some ids are hidden."""
+        tokens = (rows.token.ravel(), rows.surface_token.ravel())
+        needed = np.unique(np.concatenate([[NO_ITEM], *tokens, items]))
+        hide = torch.from_numpy(self.rng.random(len(needed)) < self.recipe.id_dropout).to(self.device)
+        base, text = self.network.items(table_rows(self.table, needed, self.device), hide)
+        batch = user_batch(rows, needed, self.device)
+        return self.network.users(batch, base, text, torch.from_numpy(which).to(self.device)), base, needed
 
     def _clicks(self) -> Tensor:
         """Log loss of the clicks of impressions drawn evenly, in units of that of knowing nothing but their share."""
-        architecture, recipe = self.architecture, self.recipe
+        length, recipe = self.architecture.history, self.recipe
         shown = self.shown.of(self.rng.choice(self.judged, recipe.impressions))
         rows = windows(
-            self.sequences, shown.user, shown.position, architecture.history, architecture.surface_history, shown.asked
+            self.sequences, shown.user, shown.position, length, self.architecture.surface_history, shown.asked
         )
-        rows = self._hide_signals(rows)
-        needed = np.unique(np.concatenate([[NO_ITEM], rows.token.ravel(), rows.surface_token.ravel(), shown.item]))
-        hide = torch.from_numpy(self.rng.random(len(needed)) < recipe.id_dropout).to(self.device)
-        base, text = self.network.items(table_rows(self.table, needed, self.device), hide)
-        which = torch.from_numpy(np.arange(len(shown.user)) * architecture.history + rows.length - 1).to(self.device)
-        user = self.network.users(user_batch(rows, needed, self.device), base, text, which)
+        which = np.arange(len(shown.user)) * length + rows.length - 1
+        user, base, needed = self._encode(self._hide_signals(rows), which, shown.item)
         places = torch.from_numpy(np.searchsorted(needed, shown.item)).to(self.device)
         logits = self.network.head.logits(user, self.network.ads(base[places], recipe.rounding), paired=True).float()
         share = float(self.shown.engaged[self.judged].mean())

@@ -21,7 +21,7 @@ from api.engine import Engine
 from api.shared_model import SharedModel
 from api.towers import USERS_MAX
 from gpu_index.ad_inputs import inputs_at
-from gpu_index.events import AdEvent, Batch, EventKind, Outcome
+from gpu_index.events import AdEvent, AdPatch, Batch, EventKind, Outcome
 from gpu_index.index import Index
 from gpu_index.second_vectors import slots_of, used_slots
 from kernels.ads import GIVEN_EMBEDDING, GIVEN_GATE, ZERO_EMBEDDING
@@ -52,18 +52,6 @@ def stored(index: Index, slot: int) -> tuple[Any, Any]:
 def as_stored(vector: Any, precision: Precision) -> Any:
     row = np.zeros(row_width(len(vector), precision), storage_dtype(precision))
     return dequantise(row, quantise(vector, precision, row), len(vector))
-
-
-def assert_vectors_are_of(model: FakeModel, index: Index, schema: Any) -> int:
-    """Every ad's vectors that no event gave are what the model makes of the ad as it is. -> ads looked at"""
-    slots = used_slots(index, 0, slots_of(index)).tolist()
-    for slot in slots:
-        ad, flags = inputs_at(index, slot), index.ads.flags[slot]
-        for kind, flag in ((0, GIVEN_EMBEDDING), (1, GIVEN_GATE)):
-            if not flags & flag:
-                want = as_stored(model.of(ad, schema)[kind], index.precision)
-                np.testing.assert_array_equal(stored(index, slot)[kind], want)
-    return len(slots)
 
 
 # Ads at ingest.
@@ -148,8 +136,6 @@ def test_a_batch_is_cut_where_an_ad_must_be_known_as_the_batch_leaves_it() -> No
     def event(kind: EventKind, ad_id: str, **fields: Any) -> AdEvent:
         patch = None if kind is EventKind.EXPIRE else whole_patch() if kind is EventKind.CREATE else fields["patch"]
         return AdEvent(kind, ad_id, None, 0, 0, 0, patch=patch)
-
-    from gpu_index.events import AdPatch
 
     create = lambda ad_id: event(EventKind.CREATE, ad_id)  # noqa: E731
     told = lambda ad_id: event(EventKind.MODIFY, ad_id, patch=AdPatch(features=b"{}"))  # noqa: E731

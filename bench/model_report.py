@@ -50,6 +50,9 @@ def write_report(results: Path, to: Path) -> None:
         WARNING,
         "",
     ]
+    notes = results / "notes.md"  # what a person says of the figures; the rest of the report is made of them alone
+    if notes.exists():
+        lines += [notes.read_text(encoding="utf-8").strip(), ""]
     for data in sorted(runs):
         lines += [f"## {data}", ""]
         lines += [*_machine(runs[data]), "", *_table(runs[data]), ""]

@@ -49,7 +49,7 @@ class Signal(msgspec.Struct, frozen=True, dict=True):
         if self.edges:
             if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
                 return 0
-            return 1 + bisect_right(self.edges, float(value))
+            return 1 + bisect_right(self.edges, value)
         return self.places.get(str(value), 0) if value is not None else 0
 
 

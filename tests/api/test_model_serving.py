@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from api.ad_stage import AdStage, parts
+from api.ad_stage import BATCHES_MAX, AdStage, parts
 from api.ad_tower import AdTower, AdTowerStatistics
 from api.engine import Engine
 from api.shared_model import SharedModel
@@ -177,6 +177,22 @@ def test_others_go_on_while_the_model_is_asked(running: Running, fake: FakeModel
     go_on.set()
     assert second.result(WAIT_S) == [Outcome.APPLIED]
     assert running.post("/v1/retrieve", {}).json()["indexed"] == 2
+
+
+def test_the_queue_before_the_ad_tower_has_an_end(running: Running, fake: FakeModel) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(ads: Any) -> None:
+        asked.set()
+        assert go_on.wait(WAIT_S)
+
+    fake.before_ads = hold
+    taken = [running.offer(create("0"))]
+    assert asked.wait(WAIT_S)
+    taken += [running.offer(create(str(number))) for number in range(1, 1 + BATCHES_MAX)]
+    assert not running.stage.offer(Batch([], {}, lambda *_: None), 0.0)
+    go_on.set()
+    assert [each.result(WAIT_S) for each in taken] == [[Outcome.APPLIED]] * (1 + BATCHES_MAX)
 
 
 def test_an_ad_that_the_model_fails_on_is_a_bad_event_and_its_neighbours_are_not(

@@ -30,7 +30,7 @@ from scoring.reference import score_reference
 from scoring.user import User
 from tests import random_cases as cases
 from tests.api.conftest import Start
-from tests.api.running import Running
+from tests.api.running import SCHEMA, Running
 from tests.api.test_http import problem
 from tests.fake_model import FakeModel
 from tests.plain import PlainIndex

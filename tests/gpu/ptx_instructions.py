@@ -449,23 +449,23 @@ def _redux(run: Any, op: tuple[str, ...], a: Any) -> None:
 def _mma(run: Any, op: tuple[str, ...], a: Any) -> None:
     shape, kinds = op[3], op[6:]
     _here(run, np.full(len(run.running), ALL_LANES))
-    if shape == "m16n8k32" and kinds[1:3] == ("s8", "s8"):
-        return _product(run, a, 32, np.int8, np.int32)
+    if shape == "m16n8k32" and kinds[1] == "s8" and kinds[2] in ("s8", "u8"):
+        return _product(run, a, 32, (np.int8, TYPES[kinds[2]]), np.int32)
     if shape == "m16n8k16" and kinds[1:3] == ("f16", "f16") and kinds[0] == "f32":
-        return _product(run, a, 16, np.float16, np.float32)
+        return _product(run, a, 16, (np.float16, np.float16), np.float32)
     raise NotImplementedError(".".join(op))
 
 
-def _product(run: Any, a: Any, depth: int, item: Any, total: Any) -> None:
+def _product(run: Any, a: Any, depth: int, items: tuple[Any, Any], total: Any) -> None:
     """D [16, 8] = A [16, depth] B [depth, 8] + C, fragments of 4, 2, 4 and 4 registers."""
     warps, each = run.blocks * run.warps_per_block, depth // 8  # items in a register
-    left, right = np.zeros((warps, 16, depth), item), np.zeros((warps, depth, 8), item)
+    left, right = np.zeros((warps, 16, depth), items[0]), np.zeros((warps, depth, 8), items[1])
 
-    def parts(register: str) -> Any:
+    def parts(register: str, item: Any) -> Any:
         words = np.broadcast_to(run.get(register, "b32"), (len(run.running),))
         return _spread(run, words).view(item).reshape(warps, WARP, each)
 
-    one, other = [parts(register) for register in a[1]], [parts(register) for register in a[2]]
+    one, other = [parts(register, items[0]) for register in a[1]], [parts(register, items[1]) for register in a[2]]
     for lane in range(WARP):
         group, column = lane >> 2, (lane & 3) * each
         for half in range(2):

@@ -27,6 +27,7 @@ from kernels.ads import (
     count_field_terms,
     find_ad,
     give_text,
+    note_slot,
     set_live,
     text_words,
 )
@@ -36,6 +37,7 @@ from kernels.extents import NO_SLOT, give_slot, take_slot
 from kernels.pool import fits, give, take
 from kernels.program import NO_ZONE, RECORD_HEAD, SCHEDULE_WORDS
 from kernels.targetings import drop_reference, expression_at, find_or_add, refer, release, tidy
+from kernels.touched import note_words
 
 CREATE, MODIFY, EXPIRE, BAD_EVENT = range(4)
 APPLIED, STALE, DUPLICATE, EXPIRE_UNKNOWN, BAD, UNKNOWN_AD, INDEX_FULL = range(7)
@@ -99,6 +101,7 @@ def _put(p: Any, words: Any, at: int, size: int) -> np.uint32:
     own = take(p, size)
     for i in range(size):
         p.words[own + i] = words[at + i]
+    note_words(p.state, own, size)
     return np.uint32(own)
 
 
@@ -188,6 +191,7 @@ def _remove(a: Any, t: Any, slot: int) -> None:
     targeting = np.int64(a.targeting[slot])
     _tally(a, slot, -1)
     clear_live(a, slot)
+    note_slot(a, slot)
     count_field_terms(a, slot, -1)
     tables.remove(a.table, slot)
     give_text(a.texts, np.int64(a.id_at[slot]))
@@ -223,6 +227,7 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
             if slot != NO_SLOT:
                 _move(a, slot, to)
                 clear_live(a, slot)
+                note_slot(a, slot)
                 give_slot(a.extents, held, slot)
                 drop_reference(t, held)
             else:
@@ -237,6 +242,7 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
     _tally(a, to, 1)
     a.partition[to], a.offset[to] = np.int32(e.partition), e.offset
     set_live(a, to, now_us)
+    note_slot(a, to)
     return to
 
 

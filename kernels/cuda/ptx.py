@@ -241,3 +241,24 @@ def _atomic_max_u64(_context: Any, _address: Any, _index: Any, _value: Any) -> A
 
 
 atomic_max_u64: Any = intrinsic(_atomic_max_u64)  # (address, index, value)
+
+
+def _load_latest_u64(_context: Any, _address: Any, _index: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        at = builder.add(arguments[0], builder.mul(arguments[1], I64(8)))
+        return emit(builder, "ld.relaxed.gpu.global.u64 $0, [$1];", I64, [at], effect=True)
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+load_latest_u64: Any = intrinsic(_load_latest_u64)  # (address, index): what other blocks wrote, past this one's cache
+
+
+def _bits(_context: Any, _value: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], I64)
+
+    return types.uint64(types.float64), codegen
+
+
+bits_f64: Any = intrinsic(_bits)  # of a float64; of one that is not negative they are in its order

@@ -83,7 +83,7 @@ def _words(builder: Any, address: Any, lane: Any, piece: Piece, item: Any) -> li
 
 def _rows(builder: Any, values: Sequence[Any], lane: Any, row_bytes: int) -> list[list[Any]]:
     """[row][word] of int32, from addresses or from what `load_rows` held."""
-    if len(values) > ROWS:
+    if values[0].type == I32:
         words = len(values) // ROWS
         return [list(values[row * words : (row + 1) * words]) for row in range(ROWS)]
     return [

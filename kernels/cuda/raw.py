@@ -125,6 +125,7 @@ store_u64: Any = _store(types.uint64, 1)
 store_f32: Any = _store(types.float32, 1)
 store_f64: Any = _store(types.float64, 1)
 store4_u32: Any = _store(types.uint32, 4)  # (address, index, 4 items)
+store2_u64: Any = _store(types.uint64, 2)  # (address, index, 2 items)
 
 atomic_add_u32: Any = _atomic("add", types.uint32)  # (address, index, value) -> what was there
 atomic_add_u64: Any = _atomic("add", types.uint64)

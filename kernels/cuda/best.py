@@ -73,39 +73,48 @@ def _count_digits(
     level: Any, orders: Any, slots: Any, count: Any, limit: Any, ties: Any, slots_log2: Any, histogram: Any
 ) -> Any:
     """Counts entries by digit; runs of one digit are added at once, so that equal entries do not queue."""
-    threads, last, run = int64(cuda.blockDim.x), int64(0), uint32(0)
-    for i in range(int64(cuda.threadIdx.x), count, threads):
+    threads, last, run = int64(cuda.blockDim.x), uint32(0), uint32(0)
+    i = int64(cuda.threadIdx.x)
+    while i < count:
         digit = _digit_if_in(level, load_u64(orders, i), load_u32(slots, i), limit, ties, slots_log2)
         if digit >= 0:
-            if digit != last and run != uint32(0):
+            if uint32(digit) != last and run != uint32(0):
                 cuda.atomic.add(histogram, last, run)
                 run = uint32(0)
-            last = digit
+            last = uint32(digit)
             run = uint32(run + uint32(1))
+        i += threads
     if run != uint32(0):
         cuda.atomic.add(histogram, last, run)
+
+
+@cuda.jit(device=True, forceinline=True)
+def sum_before(count: Any) -> Any:
+    """Of the lanes' int32, the sum over the lanes before this one; by a whole warp."""
+    lane, upto, step = int32(cuda.laneid), count, int32(1)
+    while step < int32(WARP):
+        below = cuda.shfl_up_sync(FULL_WARP, upto, step)
+        if lane >= step:
+            upto = int32(upto + below)
+        step = int32(step << int32(1))
+    return int32(upto - count)
 
 
 @cuda.jit(device=True, forceinline=True)
 def _find_digit(histogram: Any, needed: Any, found: Any) -> Any:
     """By the first warp: the digit in which the `needed`-th entry lies, how many of its entries are needed, and how
     many there are."""
-    lane = int64(cuda.laneid)
+    digit = uint32(cuda.laneid) * uint32(8)
     mine = int32(0)
     for i in range(8):
-        mine = int32(mine + int32(histogram[8 * lane + i]))
-    upto = mine
-    for step in (1, 2, 4, 8, 16):
-        below = cuda.shfl_up_sync(FULL_WARP, upto, step)
-        if lane >= step:
-            upto = int32(upto + below)
+        mine = int32(mine + int32(histogram[uint32(digit + uint32(i))]))
+    upto = sum_before(mine) + mine
     before = int64(upto) - int64(mine)
     if before < needed <= int64(upto):
-        digit = 8 * lane
         while before + int64(histogram[digit]) < needed:
             before += int64(histogram[digit])
-            digit += 1
-        found[DIGIT], found[NEEDED], found[INSIDE] = digit, needed - before, int64(histogram[digit])
+            digit = uint32(digit + uint32(1))
+        found[DIGIT], found[NEEDED], found[INSIDE] = int64(digit), needed - before, int64(histogram[digit])
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -153,8 +162,9 @@ def _compact(
     """Moves the entries within the limit to the front. An entry never moves back, and all of a round are read before
     any is written."""
     thread, threads = int64(cuda.threadIdx.x), int64(cuda.blockDim.x)
-    warp, held = thread >> 5, int64(0)
-    for first in range(0, count, threads):
+    warp, warps = uint32(cuda.threadIdx.x >> 5), uint32(cuda.blockDim.x >> 5)
+    first, held = int64(0), int64(0)
+    while first < count:
         order, slot, score, kept = uint64(0), uint32(0), load_f32(scores, 0), False
         if first + thread < count:
             order, slot, score = load_u64(orders, first + thread), load_u32(slots, first + thread), load_f32(scores, first + thread)
@@ -163,17 +173,19 @@ def _compact(
         if cuda.laneid == 0:
             warp_counts[warp] = uint32(cuda.popc(votes))
         cuda.syncthreads()
-        at, total = held, held
-        for w in range(threads >> 5):
+        at, total, w = held, held, uint32(0)
+        while w < warps:
             if w < warp:
                 at += int64(warp_counts[w])
             total += int64(warp_counts[w])
+            w = uint32(w + uint32(1))
         at += int64(cuda.popc(votes & cuda.lanemask_lt()))
         if kept:
             store_u64(orders, at, order)
             store_u32(slots, at, slot)
             store_f32(scores, at, score)
         held = total
+        first += threads
         cuda.syncthreads()
 
 
@@ -184,16 +196,16 @@ def keep_best(
 ) -> Any:  # fmt: skip
     """Moves the k best of `count` > k entries to the front, in any order; by all threads of a block. -> the limit
     (order, tie, slot << 32) that exactly these entries are within: at least k entries are."""
-    thread, threads = int64(cuda.threadIdx.x), int64(cuda.blockDim.x)
+    thread = uint32(cuda.threadIdx.x)
     limit, needed, level = (uint64(0), uint64(0), uint64(0)), k, int64(0)
     searching = True
     while searching:
-        for i in range(thread, BINS, threads):
-            histogram[i] = uint32(0)
+        if thread < uint32(BINS):  # a block has as many threads or more
+            histogram[thread] = uint32(0)
         cuda.syncthreads()
         _count_digits(level, orders, slots, count, limit, ties, slots_log2, histogram)
         cuda.syncthreads()
-        if thread < WARP:
+        if thread < uint32(WARP):
             _find_digit(histogram, needed, found)
         cuda.syncthreads()
         limit = _with_digit(limit, level, found[DIGIT])
@@ -216,7 +228,8 @@ def sort_best(orders: Any, slots: Any, scores: Any, count: Any, ties: Any, slots
         stride = size >> 1
         flip = True
         while stride > 0:
-            for i in range(thread, count, threads):
+            i = thread
+            while i < count:
                 other = i ^ (size - 1) if flip else i ^ stride
                 if i < other < count:
                     order, slot = load_u64(orders, i), load_u32(slots, i)
@@ -229,6 +242,7 @@ def sort_best(orders: Any, slots: Any, scores: Any, count: Any, ties: Any, slots
                         store_u64(orders, other, order)
                         store_u32(slots, other, slot)
                         store_f32(scores, other, score)
+                i += threads
             cuda.syncthreads()
             flip = False
             stride >>= 1

@@ -30,7 +30,7 @@ from kernels.cuda.best import (
     is_within,
     keep_best,
     sort_best,
-    tie_of,
+    sum_before,
 )
 from kernels.cuda.raw import (
     atomic_add_u32,
@@ -39,7 +39,6 @@ from kernels.cuda.raw import (
     load_u64,
     read_f32,
     read_f64,
-    read_i32,
     read_u32,
     read_u64,
     store_f32,
@@ -57,6 +56,7 @@ MERGE_THREADS = 1024
 SEGMENT = 1024  # slots that a warp takes at a time: 32 for each lane
 QUEUES = WARPS * SEGMENT
 JOBS_MAX = 64
+assert JOBS_MAX <= THREADS and THREADS >= BINS
 MARGIN = WARPS * WARP_ADS  # entries that may come after a buffer was seen full
 UNSCORED = 0.5
 
@@ -75,9 +75,10 @@ def _job(jobs: Any, job: Any, item: Any) -> Any:
 @cuda.jit(device=True, forceinline=True)
 def _wanted(jobs: Any, job_count: Any, word: Any) -> Any:
     """The slots of a mask word that any job wants."""
-    bits = uint32(0)
-    for job in range(job_count):
+    bits, job = uint32(0), uint64(0)
+    while job < uint64(job_count):
         bits = uint32(bits | read_u32(_job(jobs, job, MASK), word))
+        job += uint64(1)
     return bits
 
 
@@ -86,18 +87,14 @@ def _fill_queue(queue: Any, bits: Any) -> Any:
     """Puts the slots of the lanes' bits into the warp's queue, as offsets from the segment's first. -> how many"""
     lane = uint32(cuda.laneid)
     mine = int32(cuda.popc(bits))
-    upto = mine
-    for step in (1, 2, 4, 8, 16):
-        below = cuda.shfl_up_sync(FULL_WARP, upto, step)
-        if lane >= uint32(step):
-            upto = int32(upto + below)
-    at = uint32(upto - mine)
+    before = sum_before(mine)
+    at = uint32(before)
     while bits != uint32(0):
         queue[at] = uint16(lane * uint32(32) + uint32(cuda.ffs(bits) - 1))
         bits = uint32(bits & (bits - uint32(1)))
         at = uint32(at + uint32(1))
     cuda.syncwarp(FULL_WARP)
-    return cuda.shfl_sync(FULL_WARP, upto, 31)
+    return cuda.shfl_sync(FULL_WARP, int32(before + mine), 31)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -108,7 +105,7 @@ def _offer(
     """Puts the lanes' ads that reach what the job asks into the block's buffer; by a whole warp."""
     held, limit_order, limit_tie, limit_slot, published, state = shared
     orders, slots, scores = block
-    j = uint32(job)
+    j = job
     better = asked and order >= published[j] and order >= limit_order[j]
     if better and order == limit_order[j]:
         better = is_within(order, slot, (limit_order[j], limit_tie[j], limit_slot[j]), ties, slots_log2)
@@ -162,13 +159,15 @@ def _hand_over(job: Any, jobs: Any, block: Any, held: Any, bounds: Any, merged: 
     merged_orders, merged_slots, merged_scores, merged_counts = merged
     first, target = _job(jobs, job, FIRST), _job(jobs, job, MERGED_FIRST)
     bound = ptx.load_latest_u64(bounds, uint64(job))
-    for i in range(int64(cuda.threadIdx.x), int64(held[job]), int64(THREADS)):
-        order = load_u64(orders, first + uint64(i))
+    i, count = uint64(cuda.threadIdx.x), uint64(held[job])
+    while i < count:
+        order = load_u64(orders, first + i)
         if order >= bound:
             at = target + uint64(atomic_add_u32(merged_counts, uint64(job), uint32(1)))
             store_u64(merged_orders, at, order)
-            store_u32(merged_slots, at, load_u32(slots, first + uint64(i)))
-            store_f32(merged_scores, at, load_f32(scores, first + uint64(i)))
+            store_u32(merged_slots, at, load_u32(slots, first + i))
+            store_f32(merged_scores, at, load_f32(scores, first + i))
+        i += uint64(THREADS)
 
 
 @cache
@@ -208,19 +207,25 @@ def scan_kernel(layout: Layout) -> Any:
             rows = load_embedding(row_addresses(embedding, offsets, uint64(row_bytes)))
             gate_rows = load_gate(row_addresses(gate, offsets, uint64(gate_row_bytes)))
             scale, gate_scale_of_ad = read_f32(embedding_scale, offset), read_f32(gate_scale, offset)
-            for user in range(users):
-                record = records + uint64(user) * uint64(record_bytes)
+            user, record, job = uint64(0), records, uint32(0)
+            while user < uint64(users):
                 value = score(rows, gate_rows, scale, gate_scale_of_ad, record)
-                for job in range(read_i32(user_jobs, user), read_i32(user_jobs, user + 1)):
+                user += uint64(1)
+                record += uint64(record_bytes)
+                end = read_u32(user_jobs, user)
+                while job < end:
                     asked = is_ad
                     if job_count > 1:
                         asked = is_ad and (read_u32(_job(jobs, job, MASK), word) >> bit) & uint32(1) != 0
                     order = _order(value, bid, _job(jobs, job, BY_VALUE))
                     _offer(asked, order, slot, value, job, jobs, ties, slots_log2, block, shared)
-        for job in range(read_i32(user_jobs, users), job_count):
+                    job = uint32(job + uint32(1))
+        job = read_u32(user_jobs, uint64(users))
+        while job < uint32(job_count):
             asked = is_ad and (read_u32(_job(jobs, job, MASK), word) >> bit) & uint32(1) != 0
             order = _order(float32(UNSCORED), bid, _job(jobs, job, BY_VALUE))
             _offer(asked, order, slot, float32(UNSCORED), job, jobs, ties, slots_log2, block, shared)
+            job = uint32(job + uint32(1))
 
     @cuda.jit
     def scan(
@@ -241,16 +246,16 @@ def scan_kernel(layout: Layout) -> Any:
         warp_counts = cuda.shared.array(WARPS_MAX, uint32)
         shared = (held, limit_order, limit_tie, limit_slot, published, state)
         search = (histogram, found, warp_counts)
-        thread = int32(cuda.threadIdx.x)
+        thread, jobs_end = uint32(cuda.threadIdx.x), uint32(job_count)
         lane = uint64(cuda.laneid)
-        for job in range(thread, job_count, THREADS):
-            held[job] = uint32(0)
-            limit_order[job], limit_tie[job], limit_slot[job] = uint64(0), uint64(EVERY_BIT), uint64(EVERY_BIT)
-            published[job] = uint64(0)
-        if thread < 2:
+        if thread < jobs_end:  # of which a block has no more than threads
+            held[thread] = uint32(0)
+            limit_order[thread], limit_tie[thread], limit_slot[thread] = uint64(0), uint64(EVERY_BIT), uint64(EVERY_BIT)
+            published[thread] = uint64(0)
+        if thread < uint32(2):
             state[thread] = 0
         cuda.syncthreads()
-        queue_first = (thread >> 5) * SEGMENT
+        queue_first = uint32(thread >> uint32(5)) * uint32(SEGMENT)
         queue = queues[queue_first : queue_first + SEGMENT]
         mine = uint64(cuda.blockIdx.x) * uint64(block_entries)
         block = (orders + mine * uint64(8), entry_slots + mine * uint64(4), entry_scores + mine * uint64(4))
@@ -269,8 +274,10 @@ def scan_kernel(layout: Layout) -> Any:
                         if lane == uint64(0):
                             cuda.atomic.add(state, DONE, 1)
                     else:
-                        for job in range(int64(lane), job_count, 32):
+                        job = uint32(lane)
+                        while job < jobs_end:
                             published[job] = max(published[job], ptx.load_latest_u64(bounds, uint64(job)))
+                            job = uint32(job + uint32(32))
                         first_slot = uint64(segment) * uint64(SEGMENT)
                         have = _fill_queue(queue, _wanted(jobs, job_count, uint64(segment) * uint64(32) + lane))
                         at = int32(0)
@@ -292,18 +299,19 @@ def scan_kernel(layout: Layout) -> Any:
             cuda.syncthreads()
             working = state[DONE] < WARPS or state[FULL] != 0
             cuda.syncthreads()
-            if thread == 0:
+            if thread == uint32(0):
                 state[FULL] = 0
-            for job in range(job_count):
-                if uint64(held[job]) + uint64(MARGIN) > _job(jobs, job, ROOM):
+            job = uint32(0)
+            while job < jobs_end:
+                full = uint64(held[job]) + uint64(MARGIN) > _job(jobs, job, ROOM)
+                if full or (not working and uint64(held[job]) > _job(jobs, job, K)):
                     _cut(job, jobs, ties, slots_log2, block, shared, search, bounds)
+                job = uint32(job + uint32(1))
             cuda.syncthreads()
-        for job in range(job_count):
-            if uint64(held[job]) > _job(jobs, job, K):
-                _cut(job, jobs, ties, slots_log2, block, shared, search, bounds)
-            _hand_over(
-                job, jobs, block, held, bounds, (merged_orders, merged_slots, merged_scores, merged_counts)
-            )
+        job = uint32(0)
+        while job < jobs_end:
+            _hand_over(job, jobs, block, held, bounds, (merged_orders, merged_slots, merged_scores, merged_counts))
+            job = uint32(job + uint32(1))
 
     return scan
 
@@ -326,13 +334,13 @@ def merge(
         keep_best(orders, slots, scores, count, k, ties, slots_log2, histogram, found, warp_counts)
         count = k
     sort_best(orders, slots, scores, count, ties, slots_log2)
-    for i in range(int64(cuda.threadIdx.x), count, int64(MERGE_THREADS)):
-        slot, score, at = load_u32(slots, i), load_f32(scores, i), _job(jobs, job, OUT_FIRST) + uint64(i)
+    i = uint64(cuda.threadIdx.x)
+    while i < uint64(count):
+        slot, score, at = load_u32(slots, i), load_f32(scores, i), _job(jobs, job, OUT_FIRST) + i
         store_u32(out_slots, at, slot)
         store_f32(out_scores, at, score)
         page = read_u64(bid, uint64(slot) >> uint64(slots_log2))
         inside = uint64(slot) & ((uint64(1) << uint64(slots_log2)) - uint64(1))
         store_f64(out_values, at, float64(score) * read_f64(page, inside))
+        i += uint64(MERGE_THREADS)
 
-
-assert tie_of is not None

@@ -120,7 +120,7 @@ def _one_pass(
 
 def _users(
     columns: DeviceColumns, jobs: Sequence[TopKJob]
-) -> tuple[list[UserVectors], NDArray[np.int32], Layout]:
+) -> tuple[list[UserVectors], NDArray[np.uint32], Layout]:
     """The distinct users, and where the jobs of each begin: user_jobs[u] : user_jobs[u + 1] are those of user u,
     and from user_jobs[-1] on those without one."""
     users: list[UserVectors] = []
@@ -132,7 +132,7 @@ def _users(
     scored = sum(job.user is not None for job in jobs)
     tiles = tiles_of(max((len(user.experts) for user in users), default=1))
     layout = Layout(columns.dim, columns.gate_dim, columns.precision, tiles)
-    return users, np.array([*starts, scored], np.int32), layout
+    return users, np.array([*starts, scored], np.uint32), layout
 
 
 def _entries(device: Device, count: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:

@@ -78,10 +78,15 @@ def _note_bit(x: Any, row: int, slot: int) -> None:
 
 
 @njit(nogil=True, cache=True)
+def postings_room(entries: int, live: int) -> int:
+    """Words beyond the frontier that `entries` more postings may take, however they fall."""
+    return entries * class_words(class_of(common(live) + 2)) * 2
+
+
+@njit(nogil=True, cache=True)
 def room(x: Any, entries: int, live: int) -> bool:
     """Whether `entries` more postings fit, however they fall."""
-    worst = class_words(class_of(common(live) + 2)) * 2
-    return x.postings.state[POOL_FRONTIER] + entries * worst <= x.postings.state[LIMIT]
+    return x.postings.state[POOL_FRONTIER] + postings_room(entries, live) <= x.postings.state[LIMIT]
 
 
 @njit(nogil=True, cache=True)

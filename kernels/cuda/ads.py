@@ -1,8 +1,8 @@
 """From matched targetings to ads: one bit per ad and request, then per pathway.
 
-`eligible` goes over ad slots: a thread reads the targetings of four slots at once and for each request their bits in its
-bitmap, which stays in the cache. `filter_ads` runs a filter's program on the ads of a bitmap; `exclude` clears single
-ones; `copy_units` and `zero_units` move whole bitmaps.
+`eligible` goes over ad slots: a thread reads the targetings of four slots at once, and for each request their bits in
+its bitmap, which stays in the cache. `filter_ads` runs a filter's program on the ads of a bitmap, `exclude` clears
+single ones.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def filter_ads(
     mask: Any, out: Any, program: Any, now_us: Any, slots_log2: Any, fields_at: Any, advertiser: Any, campaign: Any,
     bid: Any, created_ms: Any, fields: Any, fields_log2: Any,
 ) -> None:  # fmt: skip
-    """A block for each FILTER_BLOCK slots: of the ads in `mask`, those of which the filter is true, to `out` (which may
-    be the same); both uint32, a bit per slot. program: words of the filter; fields: pages of field records."""
+    """A block for each FILTER_BLOCK slots: of the ads in `mask`, those of which the filter is true, to `out`; both uint32,
+    a bit per slot. program: words of the filter; fields: pages of field records."""
     queue = cuda.shared.array(FILTER_BLOCK, uint16)
     kept = cuda.shared.array(THREADS, uint32)
     queued = cuda.shared.array(1, int32)
@@ -126,8 +126,8 @@ def filter_ads(
             left &= left - uint32(1)
     cuda.syncthreads()
     words, records = flat_u32(program), paged_words(fields, fields_log2)
-    fields_page, advertisers, campaigns = read_u64(fields_at, page), read_u64(advertiser, page), read_u64(campaign, page)
-    bids, created = read_u64(bid, page), read_u64(created_ms, page)
+    fields_page, bids, created = read_u64(fields_at, page), read_u64(bid, page), read_u64(created_ms, page)
+    advertisers, campaigns = read_u64(advertiser, page), read_u64(campaign, page)
     i = thread
     while i < queued[0]:
         of_block = int64(queue[uint64(i)])

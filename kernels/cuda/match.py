@@ -1,9 +1,9 @@
 """Requests against all targetings on the device, in bitmaps: one bit per targeting and request.
 
-`scatter` puts the posting lists of a request's rare values into scratch rows. `match` goes over the rows: a thread holds
-128 targetings of one request, a block 32,768, and blocks of one range and different requests follow one another, so that
-a row comes from memory once and then from the cache. The addresses of a request's rows are looked up together, then
-four rows are read at a time, 16 bytes each; a warp stops where nothing is left. `check` decides what rows do not.
+`scatter` puts the posting lists of a request's rare values into scratch rows. `match` goes over the rows: a thread
+holds 128 targetings of one request, a block 32,768, and blocks of one range and different requests follow one another,
+so that a row comes from memory once and then from the cache. The addresses of a request's rows are looked up together,
+then four rows are read at a time, 16 bytes each; a warp stops where nothing is left. `check` decides what rows do not.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def _step(kind: Any, row: Any, left: Any, group: Any) -> Any:
 
 
 @cuda.jit(device=True)
-def _step_address(step: Any, rows: Any, pages: Any, page: Any, within: Any, scratch: Any, stride: Any, first: Any) -> Any:
+def _step_address(
+    step: Any, rows: Any, pages: Any, page: Any, within: Any, scratch: Any, stride: Any, first: Any
+) -> Any:
     """Where the block's part of a step's row begins, with what the step does in the low bits."""
     place = int64(step & uint32(STEP_ROW))
     if step & uint32(STEP_SCRATCH):

@@ -44,7 +44,7 @@ def _load(item: Any, count: int, *, read: bool) -> Any:
     of = _LLVM[item]
     size = item.bitwidth // 8
 
-    def typed(_context: Any, address: Any, index: Any) -> Any:
+    def typed(_context: Any, _address: Any, index: Any) -> Any:
         result = item if count == 1 else types.UniTuple(item, count)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -67,7 +67,7 @@ def _store(item: Any, count: int) -> Any:
     of = _LLVM[item]
     size = item.bitwidth // 8
 
-    def typed(_context: Any, address: Any, index: Any, value: Any) -> Any:
+    def typed(_context: Any, _address: Any, index: Any, _value: Any) -> Any:
         held = item if count == 1 else types.UniTuple(item, count)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -88,7 +88,7 @@ def _store(item: Any, count: int) -> Any:
 
 
 def _atomic(operation: str, item: Any) -> Any:
-    def typed(_context: Any, address: Any, index: Any, value: Any) -> Any:
+    def typed(_context: Any, _address: Any, index: Any, _value: Any) -> Any:
         def codegen(_context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             at = _pointer(builder, arguments[0], arguments[1], signature.args[1], _LLVM[item], item.bitwidth // 8)
             return builder.atomic_rmw(operation, at, arguments[2], "monotonic")

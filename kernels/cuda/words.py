@@ -87,7 +87,7 @@ def _address(_context: Any, flat: Any) -> Any:
 
 
 @overload(operator.getitem, strict=False)
-def _getitem(words: Any, i: Any) -> Any:
+def _getitem(words: Any, i: Any) -> Any:  # noqa: ARG001 — the overload's names
     if isinstance(words, _PagedWordsType):
 
         def paged(words: Any, i: Any) -> Any:

@@ -144,6 +144,7 @@ multiply: Any = _each("mul.rn.f32 $0, $1, $2;", types.float32)  # (a, b): a * b
 subtract: Any = _each("sub.rn.f32 $0, $1, $2;", types.float32)  # (a, b): a - b
 fused: Any = _each("fma.rn.f32 $0, $1, $2, $3;", types.float32)  # (a, b, c): a * b + c, rounded once
 exp2: Any = _each("ex2.approx.f32 $0, $1;", types.float32)  # 2^a to 2 units in the last place; 0 for -inf
+weight: Any = _each("ex2.approx.ftz.f32 $0, $1;", types.float32)  # the same, but 0 where 2^a is below 2^-126
 reciprocal: Any = _each("rcp.approx.f32 $0, $1;", types.float32)  # 1 / a to 1 unit in the last place
 multiply64: Any = _each("mul.rn.f64 $0, $1, $2;", types.float64)
 add64: Any = _each("add.rn.f64 $0, $1, $2;", types.float64)
@@ -201,6 +202,23 @@ _MAX = {types.float32: "max.f32 $0, $1, $2;", types.float64: "max.f64 $0, $1, $2
 largest: Any = _tree(_MAX)  # of a tuple of 8 or 16
 largest_magnitude: Any = _tree(_MAX, absolute=True)
 total: Any = _tree({types.float32: "add.rn.f32 $0, $1, $2;"})
+
+
+def _weighted(_context: Any, weights: Any, _values: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        w, v = (_items(builder, weights, each, weights.count) for each in arguments)
+        held = []
+        for i in range(0, weights.count, 2):
+            first = emit(builder, "mul.rn.f32 $0, $1, $2;", F32, [w[i], v[i]])
+            held.append(emit(builder, "fma.rn.f32 $0, $1, $2, $3;", F32, [w[i + 1], v[i + 1], first]))
+        while len(held) > 1:
+            held = [emit(builder, "add.rn.f32 $0, $1, $2;", F32, held[i : i + 2]) for i in range(0, len(held), 2)]
+        return held[0]
+
+    return types.float32(weights, weights), codegen
+
+
+weighted: Any = intrinsic(_weighted)  # (weights, values): the sum of their products, as a tree over pairs
 
 
 def _loaded(item: Any, count: int) -> Any:

@@ -81,63 +81,74 @@ def _words(builder: Any, address: Any, lane: Any, piece: Piece, item: Any) -> li
     return emit_load(builder, at, item, piece.bytes // 4)
 
 
-def _rows(builder: Any, values: Sequence[Any], lane: Any, row_bytes: int) -> list[list[Any]]:
-    """[row][word] of int32, from addresses or from what `load_rows` held."""
-    if values[0].type == I32:
-        words = len(values) // ROWS
-        return [list(values[row * words : (row + 1) * words]) for row in range(ROWS)]
-    return [
-        [word for piece in pieces(row_bytes) for word in _words(builder, address, lane, piece, I32)]
-        for address in values
-    ]
+def _quads(rows: list[list[Any]], row_bytes: int) -> list[list[Any]]:
+    """[step, pair] -> the four registers of A that tensor cores multiply at a time: words of two rows by turns."""
+    out, word = [], 0
+    for piece in pieces(row_bytes):
+        for _ in range(piece.steps):
+            for pair in range(2):
+                a, c = rows[2 * pair], rows[2 * pair + 1]
+                whole = piece.bytes > 4
+                out.append([a[word], c[word], a[word + 1] if whole else I32(0), c[word + 1] if whole else I32(0)])
+            word += 2 if piece.bytes > 4 else 1
+    return out
+
+
+def _load_quads(builder: Any, addresses: Sequence[Any], lane: Any, row_bytes: int) -> list[list[Any]]:
+    return _quads(
+        [
+            [word for piece in pieces(row_bytes) for word in _words(builder, address, lane, piece, I32)]
+            for address in addresses
+        ],
+        row_bytes,
+    )
 
 
 @cache
 def load_rows(row_bytes: int, precision: Precision) -> Any:
-    """(four addresses) -> what `dots` takes: the lane's words of the four rows, or the addresses of long rows."""
+    """(four addresses, 0) -> what `dots` takes: the lane's words of the four rows, or the addresses of long rows.
+
+    The 0 must be one that no compiler sees through. Registers that one load fills lie side by side, and so must those
+    of a tensor-core product, which are others: they are moved, and by an exclusive or with this 0 they are moved once,
+    not again for each user."""
     held = row_bytes <= HELD_BYTES_MAX and precision is not Precision.FLOAT32
     addresses = types.UniTuple(types.uint64, ROWS)
+    steps = sum(piece.steps for piece in pieces(row_bytes))
 
-    def typed(_context: Any, _addresses: Any) -> Any:
-        result = types.UniTuple(types.uint32, row_bytes // 4) if held else addresses
+    def typed(_context: Any, _addresses: Any, _zero: Any) -> Any:
+        result = types.UniTuple(types.uint32, 8 * steps) if held else addresses
 
         def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             values = [builder.extract_value(arguments[0], row) for row in range(ROWS)]
             if held:
-                lane = emit_lane(builder)
-                values = [word for row in _rows(builder, values, lane, row_bytes) for word in row]
+                quads = _load_quads(builder, values, emit_lane(builder), row_bytes)
+                values = [builder.xor(word, arguments[1]) for quad in quads for word in quad]
             return context.make_tuple(builder, result, values)
 
-        return result(addresses), codegen
+        return result(addresses, types.uint32), codegen
 
     return intrinsic(typed)
 
 
 def _tensor_products(
-    builder: Any, rows: list[list[Any]], user: Any, lane: Any, row_bytes: int, tiles: int, precision: Precision
+    builder: Any, quads: list[list[Any]], user: Any, lane: Any, row_bytes: int, tiles: int, precision: Precision
 ) -> list[list[list[Any]]]:
     """[tile][row][c]: products of row 4 g + row with expert 8 tile + 2 t + c."""
     count = fragments(row_bytes, precision)
     of, parts = (I32, 2) if precision is Precision.INT8 else (F32, 1)
     sums = {(tile, pair, part): [of(0)] * 4 for tile in range(tiles) for pair in range(2) for part in range(parts)}
     mine = builder.add(user, builder.mul(builder.zext(lane, I64), I64(16)))
-    step = word = 0
-    for piece in pieces(row_bytes):
-        for _ in range(piece.steps):
-            second = word + 1 if piece.bytes > 4 else None
-            for tile in range(tiles):
-                b = emit_load4(builder, builder.add(mine, I64((tile * count + step) * FRAGMENT_BYTES)))
-                for pair in range(2):
-                    a, c = rows[2 * pair], rows[2 * pair + 1]
-                    held = [a[word], c[word], *((a[second], c[second]) if second else (I32(0), I32(0)))]
-                    if precision is Precision.INT8:
-                        sums[tile, pair, 0] = emit_mma_s8(builder, held, b[:2], sums[tile, pair, 0])
-                        sums[tile, pair, 1] = emit_mma_u8(builder, held, b[2:], sums[tile, pair, 1])
-                    else:
-                        for half in (b[:2], b[2:]):
-                            sums[tile, pair, 0] = emit_mma_f16(builder, held, half, sums[tile, pair, 0])
-            step += 1
-            word += 2 if piece.bytes > 4 else 1
+    for step in range(count):
+        for tile in range(tiles):
+            b = emit_load4(builder, builder.add(mine, I64((tile * count + step) * FRAGMENT_BYTES)))
+            for pair in range(2):
+                a = quads[2 * step + pair]
+                if precision is Precision.INT8:
+                    sums[tile, pair, 0] = emit_mma_s8(builder, a, b[:2], sums[tile, pair, 0])
+                    sums[tile, pair, 1] = emit_mma_u8(builder, a, b[2:], sums[tile, pair, 1])
+                else:
+                    for half in (b[:2], b[2:]):
+                        sums[tile, pair, 0] = emit_mma_f16(builder, a, half, sums[tile, pair, 0])
     out = []
     for tile in range(tiles):
         of_rows = []
@@ -217,8 +228,13 @@ def dots(row_bytes: int, precision: Precision, tiles: int) -> Any:
             if precision is Precision.FLOAT32:
                 products = _plain_products(builder, values, arguments[1], lane, row_bytes, tiles)
             else:
-                words = _rows(builder, values, lane, row_bytes)
-                by_tile = _tensor_products(builder, words, arguments[1], lane, row_bytes, tiles, precision)
+                held = values[0].type == I32
+                quads = (
+                    [values[i : i + 4] for i in range(0, len(values), 4)]
+                    if held
+                    else _load_quads(builder, values, lane, row_bytes)
+                )
+                by_tile = _tensor_products(builder, quads, arguments[1], lane, row_bytes, tiles, precision)
                 products = [value for each in by_tile for value in _own_row(builder, each, lane)]
             return context.make_tuple(builder, result, products)
 

@@ -204,8 +204,9 @@ def scan_kernel(layout: Layout) -> Any:
                 uint64(queue[min(four, last)]), uint64(queue[min(uint32(four + uint32(1)), last)]),
                 uint64(queue[min(uint32(four + uint32(2)), last)]), uint64(queue[min(uint32(four + uint32(3)), last)]),
             )  # fmt: skip
-            rows = load_embedding(row_addresses(embedding, offsets, uint64(row_bytes)))
-            gate_rows = load_gate(row_addresses(gate, offsets, uint64(gate_row_bytes)))
+            zero = uint32(slots_log2 >> 32)  # which is not known before the launch
+            rows = load_embedding(row_addresses(embedding, offsets, uint64(row_bytes)), zero)
+            gate_rows = load_gate(row_addresses(gate, offsets, uint64(gate_row_bytes)), zero)
             scale, gate_scale_of_ad = read_f32(embedding_scale, offset), read_f32(gate_scale, offset)
             user, record, job = uint64(0), records, uint32(0)
             while user < uint64(users):

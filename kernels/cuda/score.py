@@ -1,8 +1,9 @@
 """The score of contract section 4, for one ad in each lane, from its products with a user's vectors (rows.py).
 
 Logits, softmax and mixture are made in float32, but the logits are made in float64, with the operations and the order
-of the CPU's kernel, (1) for users that route, so that near ties go as they go there, and (2) for ads where one is
-beyond LOGIT_MAX, whose rounding in float32 would be felt. So scores differ from the float64 truth by no more than
+of the CPU's kernel, (1) for users that route, so that near ties go as they go there, or have a bias beyond LOGIT_MAX,
+and (2) for ads whose largest logit is beyond LOGIT_MAX: its rounding in float32 would be felt. Smaller logits far from
+the largest have no weight. So scores differ from the float64 truth by no more than
 `tolerance` says, whatever the (finite) input, and no input gives NaN.
 
 An ad's score is the same bits in whatever lane, warp or batch it is made.
@@ -23,13 +24,12 @@ from numpy.typing import NDArray
 from kernels.cuda import ptx
 from kernels.cuda.raw import read_f64, read_i32
 from kernels.cuda.rows import TILE_EXPERTS, dots
-from kernels.cuda.users import HEAD, LOGIT_MAX, Layout, expert_order
+from kernels.cuda.users import HEAD, LOG2_E, LOGIT_MAX, Layout, expert_order
 from kernels.precision import Precision
 
 TOLERANCE = 2.0**-16
 """Of y, beside what the docstring of `tolerance` says."""
 
-LOG2_E = 1.4426950408889634
 SAFE_SCALE = 2.0**100  # factor * scale below this times a product is finite
 SAFE_UNIT = 2.0**60
 _F32 = ptx.F32
@@ -97,9 +97,10 @@ def scorer(layout: Layout) -> Any:
     routed = _routed(layout.precision, layout.tiles)
     single_bytes, double_bytes, column_bytes = 3 * columns * 4, 2 * columns * 8, columns * 4
     multiply, subtract, fused, exp2, reciprocal = ptx.multiply, ptx.subtract, ptx.fused, ptx.exp2, ptx.reciprocal
+    weight, weighted = ptx.weight, ptx.weighted
     multiply64, add64, subtract64, as_f32, as_f64 = ptx.multiply64, ptx.add64, ptx.subtract64, ptx.as_f32, ptx.as_f64
-    largest, largest_magnitude, total = ptx.largest, ptx.largest_magnitude, ptx.total
-    log2_e, logit_max = float32(LOG2_E), float32(LOGIT_MAX)
+    largest, total = ptx.largest, ptx.total
+    log2_e, logit_max = float32(LOG2_E), float32(LOGIT_MAX * LOG2_E)
     safe_scale, safe_unit = float32(SAFE_SCALE), float32(SAFE_UNIT)
     bias_at, factor_max_at, route_at, unit64_at, bias64_at = 1, 2, 3, 2, 3  # in items of their size
 
@@ -113,7 +114,7 @@ def scorer(layout: Layout) -> Any:
         at = uint64(double) + uint64(lane4) * uint64(double_bytes)
         factors, biases = read64(user, at), read64(user, at + uint64(2 * column_bytes))
         z = add64(multiply64(multiply64(as_f64(gate_products), factors), float64(gate_scale)), biases)
-        weights = exp2(multiply(as_f32(subtract64(z, largest(z))), log2_e))
+        weights = weight(multiply(as_f32(subtract64(z, largest(z))), log2_e))
         route = read_i32(user, uint64(route_at))
         if route > int32(0):
             weights = multiply(weights, routed(z, route))
@@ -127,14 +128,13 @@ def scorer(layout: Layout) -> Any:
         at = uint64(single) + uint64(lane4) * uint64(single_bytes)
         scalars = read4(user, uint64(0))
         gate_factors = multiply(read(user, at + uint64(column_bytes)), gate_scale)
-        scaled = multiply(as_f32(gate_products), gate_factors)
-        safe = multiply(scalars[factor_max_at], gate_scale) <= safe_scale and largest_magnitude(scaled) <= logit_max
-        if safe:
-            z = fused(as_f32(gate_products), gate_factors, read(user, at + uint64(2 * column_bytes)))
-            weights = exp2(multiply(subtract(z, largest(z)), log2_e))
+        z = fused(as_f32(gate_products), gate_factors, read(user, at + uint64(2 * column_bytes)))
+        top = largest(z)
+        if multiply(scalars[factor_max_at], gate_scale) <= safe_scale and abs(top) <= logit_max:
+            weights = weight(subtract(z, top))
         else:
             weights = weights64(gate_products, gate_scale, user, lane4)
-        mixed = total(multiply(weights, multiply(as_f32(products), read(user, at))))
+        mixed = weighted(weights, multiply(as_f32(products), read(user, at)))
         mixed = multiply(mixed, reciprocal(total(weights)))
         unit = multiply(scale, scalars[0])
         if unit <= safe_unit:

@@ -1,8 +1,8 @@
 """Users as the scoring kernel reads them: one record each, packed on the host.
 
 A record is, from its beginning: HEAD (see `Head`); the factors and biases of experts and gates in float32, once for
-each of four lanes, in the order in which that lane holds the experts (rows.py); the gates' in float64, likewise; then
-the fragments of the experts and those of the gates.
+each of four lanes, in the order in which that lane holds the experts (rows.py), those of the gates times log2(e); the
+gates' in float64, likewise, but plain; then the fragments of the experts and those of the gates.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ HEAD = np.dtype(
         ("bias64", "<f8"),
     ]
 )
+LOG2_E = 1.4426950408889634
 LOGIT_MAX = 32.0  # of gate logits in float32; ads of larger ones have theirs made in float64
 UNIT_EXPONENT_MAX = 100
 FLOAT32_SHIFT = 15  # vectors of float32 precision are scaled to below 2^-15, so that no sum of products overflows
@@ -169,7 +170,7 @@ def _pack_one(user: UserVectors, layout: Layout, out: NDArray[np.uint8]) -> None
     for lane in range(LANES):
         order = expert_order(lane, layout.tiles, layout.precision)
         with np.errstate(over="ignore", under="ignore"):
-            single[lane] = np.stack([expert_factor, gate_factor, gate_bias])[:, order]
+            single[lane] = np.stack([expert_factor, gate_factor * LOG2_E, gate_bias * LOG2_E])[:, order]
         double[lane] = np.stack([gate_factor, gate_bias])[:, order]
     _put_fragments(experts, layout.row_bytes, layout.tiles, layout.precision, out[layout.experts : layout.gates])
     _put_fragments(gates, layout.gate_row_bytes, layout.tiles, layout.precision, out[layout.gates : layout.bytes])

@@ -88,7 +88,8 @@ def _ld(run: Any, op: tuple[str, ...], a: Any) -> None:
     dtype = TYPES[op[-1]]
     if "param" in op:
         value = run.parameters[a[1][0]]
-        run.put(a[0], np.array([value]).view(f"u{value.dtype.itemsize}").view(dtype))
+        first = a[1][1]  # a part of a parameter may be read
+        run.put(a[0], np.array([value]).view(np.uint8)[first : first + dtype.itemsize].view(dtype))
         return
     count = _lanes(op)
     size = dtype.itemsize * count

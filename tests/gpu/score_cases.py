@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, uint64
+from numba import cuda, uint32, uint64
 from numpy.typing import NDArray
 
 from kernels.cuda.raw import read_f32, store_f32
@@ -33,13 +33,13 @@ def score_kernel(layout: Layout) -> Any:
     row_bytes, gate_row_bytes = layout.row_bytes, layout.gate_row_bytes
 
     @cuda.jit
-    def score_all(embedding: Any, scale: Any, gate: Any, gate_scale: Any, user: Any, out: Any) -> None:
+    def score_all(embedding: Any, scale: Any, gate: Any, gate_scale: Any, user: Any, out: Any, zero: Any) -> None:
         ad = uint64(cuda.grid(1))
         four = ad & uint64(0xFFFFFFFFFFFFFFFC)
         a, b = embedding + four * uint64(row_bytes), gate + four * uint64(gate_row_bytes)
         one, other = uint64(row_bytes), uint64(gate_row_bytes)
-        rows = load((a, a + one, a + uint64(2) * one, a + uint64(3) * one))
-        gate_rows = load_gate((b, b + other, b + uint64(2) * other, b + uint64(3) * other))
+        rows = load((a, a + one, a + uint64(2) * one, a + uint64(3) * one), uint32(zero))
+        gate_rows = load_gate((b, b + other, b + uint64(2) * other, b + uint64(3) * other), uint32(zero))
         store_f32(out, ad, score(rows, gate_rows, read_f32(scale, ad), read_f32(gate_scale, ad), user))
 
     return score_all
@@ -50,7 +50,7 @@ def scores_of(device: Device, ads: Ads, user: UserVectors, tiles: int | None = N
     assert ads.count % 32 == 0
     out = upload(device, np.full(ads.count, np.nan, np.float32))
     record = upload(device, pack_users([user], layout)[0])
-    device.launch(score_kernel(layout), ads.count // 32, 32, (*(upload(device, c) for c in ads.columns), record, out))
+    device.launch(score_kernel(layout), ads.count // 32, 32, (*(upload(device, c) for c in ads.columns), record, out, 0))
     return device.download(out)
 
 
@@ -145,6 +145,18 @@ def check_extremes(device: Device, precision: Precision) -> None:
         got = scores_of(device, ads, user)
         assert np.isfinite(got).all(), (e, q, u, k, c, b)
         assert_right(got, ads, user)
+
+
+@cases_of("close", [(INT8,), (FLOAT16,), (FLOAT32,)])
+def check_large_logits_that_are_close(device: Device, precision: Precision) -> None:
+    """Logits of some 10,000 that differ by some 1: in float32 their differences would be wrong by a thousandth."""
+    rng = np.random.default_rng(23)
+    ads = random_ads(rng, precision, COUNT, 32, 16)
+    gates = rng.normal(size=16) * 2e4 + rng.normal(size=(8, 16)) * 2
+    user = random_user(rng, 32, 16, 8)._replace(gates=gates.astype(np.float32))
+    far = user._replace(gates=user.gates / np.float32(1e4), gate_bias=user.gate_bias + np.float32(1e4))
+    for each in (user, far):
+        assert_right(scores_of(device, ads, each), ads, each)
 
 
 @cases_of("edges", [(INT8,), (FLOAT16,), (FLOAT32,)])

@@ -34,6 +34,7 @@ from kernels import filter as filter_
 from kernels import match as match_
 from kernels import targetings as targetings_
 from kernels.memory import reserve
+from kernels.plan import Queries
 from kernels.precision import Precision
 from kernels.score import ScoreColumns
 
@@ -250,16 +251,19 @@ class Index:
         """Ads, paused ones too."""
         return int(self.ads.state[ads_.ADS])
 
-    def select(self, requests: Sequence[tuple[RequestAttributes, int | None]]) -> Selection:
-        """The ads eligible for each (attributes, own now or None); at most match.BATCH_MAX requests."""
+    def queries(self, requests: Sequence[tuple[RequestAttributes, int | None]]) -> Queries:
+        """Requests (attributes, own now or None) as the kernels take them."""
         self._assert_owner()
-        assert 0 < len(requests) <= match_.BATCH_MAX, len(requests)
         packed = [
             Packed(self.terms, self.schema, attributes, self.now_us if now is None else now)
             for attributes, now in requests
         ]
-        q = queries(packed, [now for _, now in requests])
-        counts = match_.match(self.ads, self.targetings, q, self._scratch)
+        return queries(packed, [now for _, now in requests])
+
+    def select(self, requests: Sequence[tuple[RequestAttributes, int | None]]) -> Selection:
+        """The ads eligible for each (attributes, own now or None); at most match.BATCH_MAX requests."""
+        assert 0 < len(requests) <= match_.BATCH_MAX, len(requests)
+        counts = match_.match(self.ads, self.targetings, self.queries(requests), self._scratch)
         first = np.zeros(len(requests) + 1, np.int64)
         np.cumsum(counts.sum(axis=1), out=first[1:])
         slots = np.empty(first[-1], np.uint32)
@@ -306,11 +310,17 @@ class Index:
 
     def slot_of(self, ad_id: str) -> int | None:
         """The slot of an ad, None where there is none with this id."""
+        found = self.slots_of([ad_id])
+        return int(found[0]) if len(found) else None
+
+    def slots_of(self, ad_ids: Sequence[str]) -> NDArray[np.uint32]:
+        """The slots of those of the ads that there are."""
         self._assert_owner()
-        keys, words, at = _ids([ad_id])
-        out = np.empty(1, np.int64)
+        keys, words, at = _ids(ad_ids)
+        out = np.empty(len(at), np.int64)
         filter_.find_ads(self.ads, keys, words, at, out)
-        return None if out[0] < 0 else int(out[0])
+        found: NDArray[np.uint32] = out[out >= 0].astype(np.uint32)
+        return found
 
 
 def _ids(ad_ids: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:

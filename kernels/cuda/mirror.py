@@ -17,6 +17,7 @@ from kernels import pool as pool_
 from kernels import rows as rows_
 from kernels import targetings as targetings_
 from kernels.cuda.ads import THREADS, patch
+from kernels.cuda.buffers import Buffers
 from kernels.cuda.paged import Delta, Paged, Slabs, bit_units, one_row, slot_units, total_missing
 from kernels.cuda.types import Device, DeviceColumns, OutOfDeviceMemory, PagedColumn
 from kernels.memory import reserve
@@ -77,6 +78,7 @@ class Mirror:
             sizes.slots_log2, precision, dim, gate_dim,
             *map(self._paged_column, ("embedding", "embedding_scale", "gate", "gate_scale", "bid", "tie")),
         )  # fmt: skip
+        self.buffers = Buffers(device)  # of the passes over it
         self._delta = Delta(device)
         self._reserved = device.memory()[1] // RESERVED_SHARE
         self._seen = {

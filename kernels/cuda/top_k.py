@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.cuda.buffers import Buffers
 from kernels.cuda.scan import (
     BY_VALUE,
     FIRST,
@@ -36,18 +35,23 @@ ENTRY_BYTES = 16  # order, slot, score
 SCRATCH_BYTES_MAX = 1 << 30  # of the jobs of one pass; more of them are done in several
 
 
-def top_k(device: Device, columns: DeviceColumns, slots: int, jobs: Sequence[TopKJob]) -> list[TopK]:
-    """The answers in the order of the jobs. `slots`, a multiple of 8,192, is what the masks have bits for.
+def top_k(
+    device: Device, columns: DeviceColumns, slots: int, jobs: Sequence[TopKJob], buffers: Buffers | None = None
+) -> list[TopK]:
+    """The answers in the order of the jobs. `slots`, a multiple of 8,192, is what the masks have bits for. Who asks
+    often gives `buffers` to keep the working memory in.
 
-    Raises OutOfDeviceMemory where there is no room for the buffers of a pass; nothing has changed then."""
+    Raises OutOfDeviceMemory where there is no room for the buffers of a pass."""
     assert slots > 0 and slots % SLOTS_STEP == 0, slots
     assert columns.slots_log2 >= 13, columns.slots_log2
     blocks = min(-(-slots // (SEGMENT * WARPS)), BLOCKS_MAX)
     order = sorted(range(len(jobs)), key=lambda j: _user_key(jobs[j]))
+    buffers = Buffers(device) if buffers is None else buffers
     out: list[TopK | None] = [None] * len(jobs)
     for group in _passes([jobs[j] for j in order], blocks, slots):
         mine = order[group.start : group.stop]
-        for j, answer in zip(mine, _one_pass(device, columns, slots, [jobs[j] for j in mine], blocks), strict=True):
+        answers = _one_pass(device, columns, slots, [jobs[j] for j in mine], blocks, buffers)
+        for j, answer in zip(mine, answers, strict=True):
             out[j] = answer
     return [answer for answer in out if answer is not None]
 
@@ -76,45 +80,66 @@ def _passes(jobs: Sequence[TopKJob], blocks: int, slots: int) -> list[range]:
     return [*passes, range(first, len(jobs))] if jobs else []
 
 
-def _one_pass(
-    device: Device, columns: DeviceColumns, slots: int, jobs: Sequence[TopKJob], blocks: int
-) -> list[TopK]:
+def _job_table(jobs: Sequence[TopKJob], slots: int, blocks: int) -> NDArray[np.uint64]:
     table = np.zeros((len(jobs), JOB_ITEMS), np.uint64)
     ks = np.array([min(job.k, slots) for job in jobs], np.int64)
     rooms = np.array([_room(job, slots) for job in jobs], np.int64)
+    for job in jobs:
+        assert job.mask.dtype == np.uint32 and job.mask.shape == (slots // 32,), (job.mask.dtype, job.mask.shape)
     table[:, MASK] = [job.mask.address for job in jobs]
     table[:, BY_VALUE] = [job.by_value for job in jobs]
     table[:, ROOM], table[:, K] = rooms, ks
     table[:, FIRST] = np.cumsum(rooms) - rooms
     table[:, MERGED_FIRST] = (np.cumsum(ks) - ks) * blocks
     table[:, OUT_FIRST] = np.cumsum(ks) - ks
-    for job in jobs:
-        assert job.mask.dtype == np.uint32 and job.mask.shape == (slots // 32,), (job.mask.dtype, job.mask.shape)
+    return table
+
+
+def _one_pass(
+    device: Device, columns: DeviceColumns, slots: int, jobs: Sequence[TopKJob], blocks: int, buffers: Buffers
+) -> list[TopK]:
+    count, table = len(jobs), _job_table(jobs, slots, blocks)
+    total, room = int(table[:, K].sum()), int(table[:, ROOM].sum())
     users, user_jobs, layout = _users(columns, jobs)
-    records = _upload(device, pack_users(users, layout) if users else np.zeros((1, 16), np.uint8))
-    job_table, starts = _upload(device, table), _upload(device, user_jobs)
-    entries, merged, total = int(rooms.sum()), int(ks.sum()) * blocks, int(ks.sum())
-    buffers = _entries(device, blocks * entries)
-    merged_entries = _entries(device, merged)
-    bounds, ticket = device.zeros(len(jobs), np.uint64), device.zeros(1, np.uint32)
-    counts = device.zeros(len(jobs), np.uint32)
+    records, job_table, starts, bounds, ticket = buffers.send(
+        "jobs", pack_users(users, layout), table, user_jobs, np.zeros(count, np.uint64), np.zeros(1, np.uint32)
+    )
+    held, merged = _entries(buffers, "held", blocks * room), _entries(buffers, "merged", blocks * total)
+    answer = buffers.get("answer", total * ENTRY_BYTES + count * 4, np.uint8)  # values, slots, scores, counts
+    parts = _parts(answer, total, count)
+    device.upload(np.zeros(count, np.uint32), parts[3])
+    tables = [column.table for column in (columns.embedding, columns.embedding_scale, columns.gate, columns.gate_scale)]
     device.launch(
         scan_kernel(layout), blocks, THREADS,
-        (columns.embedding.table, columns.embedding_scale.table, columns.gate.table, columns.gate_scale.table,
-         columns.bid.table, columns.tie.table, columns.slots_log2, slots // SEGMENT, records, starts, len(users),
-         job_table, len(jobs), *buffers, entries, bounds, ticket, *merged_entries, counts),
+        (*tables, columns.bid.table, columns.tie.table, columns.slots_log2, slots // SEGMENT, records, starts, len(users),
+         job_table, count, *held, room, bounds, ticket, *merged, parts[3]),
     )  # fmt: skip
-    out = device.empty(total, np.uint32), device.empty(total, np.float32), device.empty(total, np.float64)
     device.launch(
-        merge, len(jobs), MERGE_THREADS,
-        (job_table, columns.bid.table, columns.tie.table, columns.slots_log2, *merged_entries, counts, *out),
+        merge, count, MERGE_THREADS,
+        (job_table, columns.bid.table, columns.tie.table, columns.slots_log2, *merged, parts[3], parts[1], parts[2], parts[0]),
     )  # fmt: skip
-    found = np.minimum(device.download(counts).astype(np.int64), ks)
-    downloaded = [device.download(array) for array in out]
-    starts_out = table[:, OUT_FIRST].astype(np.int64)
+    return _answers(device.download(answer), table, total, count)
+
+
+def _parts(answer: DeviceArray, total: int, count: int) -> list[DeviceArray]:
+    """Values [total], slots, scores, and counts [job], one after another."""
+    starts = (0, 8 * total, 12 * total, 16 * total)
+    kinds = (np.float64, np.uint32, np.float32, np.uint32)
     return [
-        TopK(*(array[first : first + count] for array in downloaded))
-        for first, count in zip(starts_out.tolist(), found.tolist(), strict=True)
+        DeviceArray(answer.address + start, (items,), np.dtype(kind), answer.owner)
+        for start, items, kind in zip(starts, (total, total, total, count), kinds, strict=True)
+    ]
+
+
+def _answers(answer: NDArray[np.uint8], table: NDArray[np.uint64], total: int, count: int) -> list[TopK]:
+    values, slots = answer[: 8 * total].view(np.float64), answer[8 * total : 12 * total].view(np.uint32)
+    scores = answer[12 * total : 16 * total].view(np.float32)
+    found = np.minimum(answer[16 * total :].view(np.uint32), table[:, K].astype(np.int64))
+    assert len(found) == count
+    firsts = table[:, OUT_FIRST].astype(np.int64)
+    return [
+        TopK(slots[first : first + n], scores[first : first + n], values[first : first + n])
+        for first, n in zip(firsts.tolist(), found.tolist(), strict=True)
     ]
 
 
@@ -135,12 +160,7 @@ def _users(
     return users, np.array([*starts, scored], np.uint32), layout
 
 
-def _entries(device: Device, count: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+def _entries(buffers: Buffers, name: str, count: int) -> list[DeviceArray]:
     """Room for entries: order, slot, score."""
-    return device.empty(count, np.uint64), device.empty(count, np.uint32), device.empty(count, np.float32)
-
-
-def _upload(device: Device, host: NDArray[Any]) -> DeviceArray:
-    array = device.empty(host.shape, host.dtype)
-    device.upload(host, array)
-    return array
+    kinds = (("orders", np.uint64), ("slots", np.uint32), ("scores", np.float32))
+    return [buffers.get(f"{name} {part}", count, kind) for part, kind in kinds]

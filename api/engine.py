@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from gpu_index.events import Batch
 from gpu_index.index import Index
+from kernels.cuda.types import DeviceFault
 from scoring.request import Answer, Request
 from scoring.retrieve import retrieve
 
@@ -84,11 +85,15 @@ class Engine:
         clock_us: Callable[[], int],
         requests_max: int = 1024,
         batches_max: int = 8,
+        attach: Callable[[Index], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
         thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
-        """`clock_us` gives microseconds since 1970. At most `requests_max` requests and `batches_max` batches wait."""
+        """`clock_us` gives microseconds since 1970. At most `requests_max` requests and `batches_max` batches wait.
+        `attach` is called with each index before the engine uses it, and gives it its copy on a GPU if there is one."""
         self.index = index
+        self._attach = attach
+        attach(index)
         self.statistics = EngineStatistics()
         self._clock_us, self._clock = clock_us, clock
         self._requests_max, self._batches_max = requests_max, batches_max
@@ -179,8 +184,10 @@ class Engine:
     def adopt(self, index: Index) -> Future[None]:
         """From then on the engine has this index, which nobody else may use, in place of its own. Raises Stopped."""
 
-        def take(_: Index) -> None:
+        def take(old: Index) -> None:
             index.release_thread()
+            old.copy = None  # gives its memory back first
+            self._attach(index)
             self.index = index
 
         return self.call(take)
@@ -263,6 +270,11 @@ class Engine:
         began = self._clock()
         try:
             answers = retrieve(self.index, [request for waiting in ready for request in waiting.requests])
+        except DeviceFault:
+            self.failed = True
+            for waiting in ready:
+                self._finish(waiting, Stopped())
+            raise
         except Exception as error:
             log.exception("a pass failed")
             for waiting in ready:
@@ -352,3 +364,5 @@ def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
         future.set_result(work())
     except Exception as error:
         future.set_exception(error)
+        if isinstance(error, DeviceFault):
+            raise

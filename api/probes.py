@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from api.metrics import CONTENT_TYPE, Snapshot
 from api.problems import NOT_READY, Problem
 from api.replies import json_response
-from api.service import BACKEND, Service
+from api.service import Service
 from api.version import VERSION
 
 
@@ -39,7 +39,7 @@ def probe_router(service: Service) -> APIRouter:
             freshness={name: (held.cumulative(), held.sum_s) for name, held in histograms.items()},
             snapshots=service.snapshots.figures(),
             ready=service.progress().ready and not service.stopping,
-            build={"version": VERSION, **BACKEND, "precision": service.loaded.settings.precision},
+            build={"version": VERSION, **service.backend.figures(), "precision": service.loaded.settings.precision},
         )
         return Response(snapshot.exposition(), media_type=CONTENT_TYPE)
 

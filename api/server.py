@@ -26,6 +26,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.backend import Backend, choose_backend
 from api.config import ConfigError, Loaded, Settings
 from api.engine import Engine, Stopped
 from api.logs import set_up_logs
@@ -92,7 +93,11 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
     settings = loaded.settings
     schema = Schema.load(settings.schema)
     places = None if settings.places is None else Places.load(settings.places)
-    engine = Engine(new_index(settings, schema), clock_us=clock_us, requests_max=settings.request_queue_max)
+    backend = choose_backend(settings.backend)
+    engine = Engine(
+        new_index(settings, schema, backend), clock_us=clock_us, requests_max=settings.request_queue_max,
+        attach=backend.attach,
+    )  # fmt: skip
     decoder = Decoder(
         schema,
         dim=settings.dim,
@@ -110,12 +115,12 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
         clock_us=clock_us,
     )
     parser = RequestParser.of(schema, settings)
-    service = Service(loaded, schema, parser, engine, ingest.statistics, snapshots, ingest.look_again)
+    service = Service(loaded, schema, parser, engine, ingest.statistics, snapshots, ingest.look_again, backend)
     return Process(service, engine, ingest, snapshots, create_app(service), listener)
 
 
-def new_index(settings: Settings, schema: Schema) -> Index:
-    """An empty one. Raises AddressSpaceError."""
+def new_index(settings: Settings, schema: Schema, backend: Backend) -> Index:
+    """An empty one, without its copy on a GPU. Raises AddressSpaceError."""
     return Index(
         schema,
         dim=settings.dim,
@@ -125,6 +130,7 @@ def new_index(settings: Settings, schema: Schema) -> Index:
             ads=settings.ads_max, targetings=settings.targetings_max, held_bytes=settings.index_bytes_max
         ),
         expired_versions_s=settings.expired_versions_s,
+        touched_max=backend.touched_max,
     )
 
 
@@ -218,8 +224,9 @@ class Run:
         await asyncio.to_thread(process.snapshots.lock)
         process.service.loading = True
         process.engine.start()
-        process.engine.call(timed_warm_up).add_done_callback(self._loaded)
-        log.info("listening on %s, backend cpu, precision %s", process.address, self.settings.precision)
+        process.engine.call(partial(timed_warm_up, process.service.backend)).add_done_callback(self._loaded)
+        backend = process.service.backend
+        log.info("listening on %s, backend %s, precision %s", process.address, backend.name, self.settings.precision)
         begin = asyncio.create_task(self._begin())
         watch = asyncio.create_task(self._watch())
         companion = asyncio.create_task(self._accompany(beside))
@@ -262,7 +269,8 @@ class Run:
     def _restore_and_read(self, view: TopicView) -> None:
         process, schema = self.process, self.process.service.schema
         start_offsets = process.snapshots.restore(
-            identity_of(self.settings, schema, view), lambda: new_index(self.settings, schema)
+            identity_of(self.settings, schema, view),
+            lambda: new_index(self.settings, schema, process.service.backend),
         )
         process.ingest.start(start_offsets, view.topic_id)
         process.snapshots.start()
@@ -332,11 +340,11 @@ def in_daemon(function: Callable[[], None]) -> asyncio.Future[None]:
     return asyncio.wrap_future(done)
 
 
-def timed_warm_up(index: Index) -> None:
+def timed_warm_up(backend: Backend, index: Index) -> None:
     """On the engine's thread, before its first events."""
     began = time.perf_counter()
     compile_apart(index.precision)
-    warm_up(index.schema, index.dim, index.gate_dim, index.precision)
+    warm_up(index.schema, index.dim, index.gate_dim, index.precision, backend)
     log.info("kernels are loaded after %.1f s", time.perf_counter() - began)
 
 

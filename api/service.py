@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
 
+from api.backend import CPU, Backend
 from api.config import Loaded
 from api.engine import Engine, IndexBehind, QueueFull, Stopped
 from api.metrics import RequestMetrics
@@ -27,7 +28,6 @@ T = TypeVar("T")
 READY_BELIEVED_S = 0.1
 ENGINE_FAILED = "the engine has failed, its log says why; the service is to be started again"
 LOOK_WAIT_S = 1.0  # at least, for a look at the topic
-BACKEND = {"backend": "cpu", "device": "CPU"}  # the one that this version has
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class Service:
     statistics: Statistics
     snapshots: Snapshots
     look_again: Callable[[], Future[TopicView | None]]  # Ingest.look_again
+    backend: Backend = CPU
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     loading: bool = False  # the kernels: not ready
     stopping: bool = False  # at SIGTERM: not ready, but what comes in is still answered
@@ -119,7 +120,7 @@ class Service:
     async def index_figures(self) -> dict[str, Any]:
         """What the index holds and the engine has done, as JSON types."""
         figures = await self.on_engine(describe)
-        return {**figures, **BACKEND, "engine": self.engine_figures()}
+        return {**figures, **self.backend.figures(), "engine": self.engine_figures()}
 
     def engine_figures(self) -> dict[str, Any]:
         counts = self.engine.statistics

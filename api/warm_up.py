@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 
+from api.backend import CPU, Backend
 from gpu_index.events import (
     ALWAYS_FROM_US,
     ALWAYS_UNTIL_US,
@@ -53,9 +54,12 @@ def compile_apart(precision: Precision) -> None:
         mark.touch()
 
 
-def warm_up(schema: Schema, dim: int, gate_dim: int, precision: Precision) -> None:
+def warm_up(schema: Schema, dim: int, gate_dim: int, precision: Precision, backend: Backend = CPU) -> None:
     """Runs events, requests and an operator's questions of every kind through a small index of the same shape."""
-    index = Index(schema, dim=dim, gate_dim=gate_dim, precision=precision, limits=SMALL)
+    index = Index(
+        schema, dim=dim, gate_dim=gate_dim, precision=precision, limits=SMALL, touched_max=backend.touched_max
+    )
+    backend.attach(index)
     patch = AdPatch(
         advertiser_id="1", campaign_id="1", bid=1.0, paused=False, start_us=ALWAYS_FROM_US, end_us=ALWAYS_UNTIL_US,
         schedule=None, targeting=ParsedTargeting(b"", All(())), features=b"{}", fields={},

@@ -92,6 +92,9 @@ class Copy(Protocol):
     def sync(self) -> int:
         """Brings it up to date. -> bytes sent"""
 
+    def renewed(self, ads: Any, dim: int, gate_dim: int) -> Copy:
+        """One of an index whose ads have other columns, in place of this."""
+
 
 class Index:
     def __init__(
@@ -195,6 +198,8 @@ class Index:
             embedding=embedding, embedding_scale=embedding_scale, gate=gate, gate_scale=gate_scale
         )
         self.parts = self.parts._replace(ads=self.ads)
+        if self.copy is not None:
+            self.copy = self.copy.renewed(self.ads, dim, gate_dim)
 
     def _room_bytes(self) -> NDArray[np.int64]:
         """[1] What new ads may take."""

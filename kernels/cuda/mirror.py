@@ -146,6 +146,13 @@ class Mirror:
             "ads": sum(paged.granted_bytes for name, paged in per_ad.items() if name not in vectors),
         }
 
+    def renewed(self, ads: Any, dim: int, gate_dim: int) -> Mirror:
+        """Copies all again, of an index whose ads have other columns. This one is of no use afterwards. Raises
+        OutOfDeviceMemory."""
+        again = self.device, ads, self.targetings, dim, gate_dim, self.score_columns.precision, self.sizes
+        self.__dict__.clear()  # its memory, first
+        return Mirror(*again)
+
     # -- growth
 
     def grow(self, records: int, postings: int, fields: int) -> bool:
@@ -210,7 +217,11 @@ class Mirror:
                 paged.upload()
             else:
                 self._delta.add(paged, units)
-        return self._delta.send(patch, THREADS)
+        try:
+            return self._delta.send(patch, THREADS)
+        except OutOfDeviceMemory:  # queries had what was left for it
+            self.buffers.give_back()
+            return self._delta.send(patch, THREADS)
 
     def _take(self, state: Any) -> Any:
         """The noted units, each once; None where the log overflowed."""

@@ -142,8 +142,8 @@ class Delta:
         self.count = end
 
     def send(self, patch: Any, threads: int) -> int:
-        """-> bytes uploaded"""
-        count, self.count = self.count, 0
+        """-> bytes uploaded. Raises OutOfDeviceMemory; then nothing is lost and it may be called again."""
+        count = self.count
         if not count:
             return 0
         words = np.concatenate((self._addresses[:count], self._data[:count].reshape(-1).view(np.uint64)))
@@ -153,6 +153,7 @@ class Delta:
             self._staging = None
             self._staging = self._device.empty(2 * len(words), np.uint64)
         self._device.upload(words, self._staging)
+        self.count = 0
         data = self._staging.at(count + (count & 1), 2 * count)
         self._device.launch(patch, -(-count // threads), threads, (self._staging, data, count))
         return words.nbytes

@@ -20,6 +20,14 @@ class OutOfDeviceMemory(RuntimeError):
     """The device has no room for what was asked of it. Nothing was taken."""
 
 
+class DeviceFault(RuntimeError):
+    """CUDA reported an error. What the device holds cannot be relied on from here on."""
+
+
+class NoDevice(RuntimeError):
+    """There is no GPU to use; the message says why."""
+
+
 class DeviceArray(NamedTuple):
     """Memory on the device, C-contiguous and 256-byte aligned. `owner` keeps it allocated."""
 

@@ -28,6 +28,7 @@ def compile_offline(kernel: Any, signature: Any) -> str:
     """The PTX of a bare `@cuda.jit` function."""
     options = {name: kernel.targetoptions[name] for name in ("fastmath",) if name in kernel.targetoptions}
     with no_driver():
-        return str(
-            cuda.compile(kernel.py_func, signature, device=False, abi="numba", cc=ARCHITECTURE, output="ptx", **options)[0]
+        ptx, _ = cuda.compile(
+            kernel.py_func, signature, device=False, abi="numba", cc=ARCHITECTURE, output="ptx", **options
         )
+    return str(ptx)

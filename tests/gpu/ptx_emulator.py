@@ -25,6 +25,7 @@ GUARD_BYTES = 256  # between allocations, never valid
 SHARED_BASE, LOCAL_BASE = 1 << 44, 1 << 45  # where generic addresses of shared and local memory begin
 ARENA_BASE = 1 << 32
 PARKED = 1 << 40
+DIRECTIVES = (".reg", ".shared", ".local", ".pragma", ".maxntid", ".loc", ".minnctapersm")
 STEPS_MAX = 10**8
 
 
@@ -121,7 +122,7 @@ class Kernel:
             self.labels[label[1]] = len(self.code)
             line = label[2]
         line = line.strip().lstrip("{ ").strip() if not line.startswith("@") else line
-        if line in ("", "}") or line.startswith((".reg", ".shared", ".local", ".pragma", ".maxntid", ".loc", ".minnctapersm")):
+        if line in ("", "}") or line.startswith(DIRECTIVES):
             return
         line = line.lstrip("} ").strip()
         found = re.match(r"^(?:@(!?)([%\w]+)\s+)?([a-z][\w.:]*)\s*(.*)$", line)
@@ -252,7 +253,8 @@ class Run:
     def memory(self, space: str, operand: Any, size: int) -> tuple[Any, Any]:
         """The bytes and each running thread's offset in them of `size` bytes at [base+offset], checked."""
         base, offset = operand
-        address = self.get(base, "u64" if isinstance(base, int) or self.raw(base, TYPES["u64"]).itemsize == 8 else "u32")
+        wide = isinstance(base, int) or self.raw(base, TYPES["u64"]).itemsize == 8
+        address = self.get(base, "u64" if wide else "u32")
         at = np.broadcast_to(address.astype(np.int64) + offset, (len(self.running),))
         if (at & (size - 1)).any():
             raise PTXError(f"misaligned access of {size} bytes")
@@ -367,4 +369,4 @@ def _split(text: str) -> list[str]:
             held = ""
         else:
             held += letter
-    return out + [held.strip()] if held.strip() else out
+    return [*out, held.strip()] if held.strip() else out

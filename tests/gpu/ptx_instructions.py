@@ -52,9 +52,9 @@ def _is_float(kind: str) -> bool:
 def _mov(run: Any, op: tuple[str, ...], a: Any) -> None:
     if isinstance(a[1], list):  # pack
         part = TYPES["b" + str(int(op[-1][1:]) // len(a[1]))]
-        packed = np.uint64(0)
+        packed, width = np.uint64(0), 8 * part.itemsize
         for i, each in enumerate(a[1]):
-            packed = packed | (run.get(each, f"u{8 * part.itemsize}").astype(np.uint64) << np.uint64(8 * part.itemsize * i))
+            packed = packed | (run.get(each, f"u{width}").astype(np.uint64) << np.uint64(width * i))
         run.put(a[0], packed.astype(TYPES[op[-1]]))
     elif isinstance(a[0], list):  # unpack
         bits = run.get(a[1], op[-1]).astype(np.uint64)
@@ -253,7 +253,8 @@ def _prmt(run: Any, _op: tuple[str, ...], a: Any) -> None:
 
 @instruction("bfe")
 def _bfe(run: Any, op: tuple[str, ...], a: Any) -> None:
-    x, first, count = run.get(a[1], op[-1]), run.get(a[2], "u32").astype(np.int64), run.get(a[3], "u32").astype(np.int64)
+    x = run.get(a[1], op[-1])
+    first, count = (run.get(each, "u32").astype(np.int64) for each in a[2:4])
     bits = 8 * x.dtype.itemsize
     left = np.clip(bits - first - count, 0, bits - 1).astype(x.dtype)
     right = np.clip(bits - count, 0, bits - 1).astype(x.dtype)
@@ -399,7 +400,8 @@ def _activemask(run: Any, _op: tuple[str, ...], a: Any) -> None:
 @instruction("shfl")
 def _shfl(run: Any, op: tuple[str, ...], a: Any) -> None:
     target, _, inside = a[0].partition("|")
-    values, by, clamp = run.get(a[1], "b32"), run.get(a[2], "u32").astype(np.int64), run.get(a[3], "u32").astype(np.int64)
+    values = run.get(a[1], "b32")
+    by, clamp = (run.get(each, "u32").astype(np.int64) for each in a[2:4])
     here = _here(run, _mask(run, a[4]))
     lane, warp = run.lane[run.running], run.warp[run.running]
     segment, last = clamp >> 8 & 31, clamp & 31

@@ -30,6 +30,7 @@ class DeviceTwins(Twins):
     def __init__(
         self, r: random.Random, *, ids: int, limits: Limits = LIMITS, precision: Precision = Precision.INT8,
         capacity: int = 256 << 20, touched_max: int = 2**14, targetings: int = 40,
+        sizes: Sizes = SMALL_PAGES,
     ) -> None:  # fmt: skip
         super().__init__(r, ids=ids, limits=limits, precision=precision, targetings=targetings)
         self.index = Index(
@@ -37,7 +38,7 @@ class DeviceTwins(Twins):
             expired_versions_s=EXPIRED_VERSIONS_S, touched_max=touched_max,
         )  # fmt: skip
         self.device = EmulatedDevice(capacity)
-        self.index.copy = self.mirror = new_mirror(self.device, self.index)
+        self.index.copy = self.mirror = new_mirror(self.device, self.index, sizes)
 
     def _score(self, user: User | None, ad: PlainAd) -> float:
         if user is None:

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
+from numba import uint32
 
+from kernels.cuda.raw import atomic_add_u32, read4_u32, store4_u32
 from kernels.cuda.types import OutOfDeviceMemory
 from tests.gpu.emulated import EmulatedDevice, cuda
-from kernels.cuda.raw import load4_u32, store4_u32, atomic_add_u32, load_u32, read4_u32
 from tests.gpu.ptx_emulator import PTXError
-from numba import uint32
 
 
 @cuda.jit

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 
+from gpu_index.events import Batch
 from gpu_index.index import Index, Limits
 from kernels import extents as extents_
 from kernels.cuda.mirror import Mirror, Sizes
@@ -39,6 +40,11 @@ class DeviceTwins(Twins):
         )  # fmt: skip
         self.device = EmulatedDevice(capacity)
         self.index.copy = self.mirror = new_mirror(self.device, self.index, sizes)
+
+    def batch(self, r: random.Random, count: int) -> Batch:
+        """Events for another index."""
+        events = [self.event(r) for _ in range(count)]
+        return Batch(events, {event.partition: self.offset[event.partition] for event in events}, lambda *_: None)
 
     def _score(self, user: User | None, ad: PlainAd) -> float:
         if user is None:

@@ -90,13 +90,14 @@ def check_match(device: Device, units: int) -> None:
     starts = np.cumsum([0, *map(len, asked)])
     page_log2 = 8
     table, held = in_pages(device, rng, rows, 16 << page_log2)
+    sent = [upload(device, np.concatenate([np.array(steps, np.uint32) for steps in asked]))]
+    sent.append(upload(device, starts.astype(np.int64)))
     out = device.empty((len(asked), units * 2), np.uint64)
     device.launch(
         match, len(asked) * -(-units * 128 // MATCH_BLOCK), THREADS,
         (
             table, -(-units // (1 << page_log2)), page_log2, upload(device, scratch), units,
-            upload(device, np.concatenate([np.array(steps, np.uint32) for steps in asked])), upload(device, starts.astype(np.int64)), len(asked),
-            units, out,
+            *sent, len(asked), units, out,
         ),
     )  # fmt: skip
     got = device.download(out)

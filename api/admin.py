@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 
@@ -21,10 +23,10 @@ from api.snapshots import shown as shown_snapshot
 from gpu_index import inspection
 from gpu_index.invalid_input import InvalidInput, shown
 from gpu_index.json_input import decode_json
-from scoring.explain import explain as explain_ad
 from scoring.request import Request as RetrievalRequest
 
 EXPLAIN_FIELDS = ("ad_id", "request")
+MODEL_FIELDS = ("path",)
 
 
 class AnyText(Convertor[str]):
@@ -65,8 +67,15 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.post("/explain")
     async def explain(request: Request) -> Response:
-        ad_id, wanted = read_explain(await read_json_body(request, settings.body_bytes_max), service.parser)
-        explained = await service.on_engine(lambda index: explain_ad(index, ad_id, wanted))
+        ad_id, wanted = read_explain(await read_json_body(request, settings.body_bytes_max))
+
+        def parse(parser: RequestParser) -> tuple[RetrievalRequest]:
+            try:
+                return (parser.parse(wanted),)
+            except InvalidInput as fault:
+                raise fault.under("request") from None
+
+        explained = await service.explain(ad_id, parse, lambda _, path: f"request.{path}")
         if explained is None:
             raise unknown_ad(ad_id)
         return json_response(explained)
@@ -87,6 +96,17 @@ def admin_router(service: Service) -> APIRouter:
             raise Problem(NO_SNAPSHOT, str(reason)) from None
         return json_response(shown_snapshot(done))
 
+    @router.get("/model")
+    async def model() -> Response:
+        return json_response(service.model_figures())
+
+    @router.post("/model")
+    async def switch_model(request: Request) -> Response:
+        path = read_model(await read_json_body(request, settings.body_bytes_max))
+        service.check_ready()
+        await service.switch_model(path)
+        return json_response(service.model_figures(), 202)
+
     @router.get("/config")
     async def config() -> Response:
         shown_settings = {
@@ -105,7 +125,7 @@ def snapshot_figures(snapshots: Snapshots) -> dict[str, Any]:
         return {**snapshots.figures(), "snapshots": None, "problem": f"{error}"}
 
 
-def read_explain(raw: bytes, parser: RequestParser) -> tuple[str, RetrievalRequest]:
+def read_explain(raw: bytes) -> tuple[str, msgspec.Raw]:
     """The ad's id and the request of POST /v1/admin/explain. Raises InvalidInput."""
     fields = split(raw, split_object, 'an object such as {"ad_id": "1", "request": {}} is needed')
     check_names(fields, EXPLAIN_FIELDS, "this body")
@@ -116,10 +136,17 @@ def read_explain(raw: bytes, parser: RequestParser) -> tuple[str, RetrievalReque
     text = decode_json(ad_id)
     if not isinstance(text, str):
         raise InvalidInput("ad_id", f"an ad id is a text, not {shown(text)}", "wrong_type")
-    try:
-        return text, parser.parse(request)
-    except InvalidInput as fault:
-        raise fault.under("request") from None
+    return text, request
+
+
+def read_model(raw: bytes) -> Path:
+    """The folder of POST /v1/admin/model. Raises InvalidInput."""
+    fields = split(raw, split_object, 'an object such as {"path": "/models/2"} is needed')
+    check_names(fields, MODEL_FIELDS, "this body")
+    path = decode_json(fields["path"]) if "path" in fields else None
+    if not isinstance(path, str) or not path:
+        raise InvalidInput("path", "the folder of a trained model is needed, on the service's machine", "missing")
+    return Path(path)
 
 
 def check_token(request: Request, token: str | None) -> None:

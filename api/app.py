@@ -15,6 +15,7 @@ from api.openapi import document
 from api.pages import page_router
 from api.probes import probe_router
 from api.problems import MEDIA_TYPE, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, ProblemKind, of_invalid_input
+from api.replies import encode
 from api.retrieval import retrieval_routes
 from api.service import Service
 from gpu_index.invalid_input import InvalidInput
@@ -24,7 +25,7 @@ def create_app(service: Service) -> FastAPI:
     """The application over a wired service. Its OpenAPI document is ours, not FastAPI's."""
     untold: Any = {"tracing": False, "metrics": False, "logs": False}  # 10 µs a request to find that nobody listens
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=untold)
-    pages = page_router(document(service.schema, service.loaded.settings), service.loaded.settings.console)
+    pages = page_router(Document(service), service.loaded.settings.console)
     app.router.routes.extend(retrieval_routes(service))  # one flat list, the hot routes first
     for router in (admin_router(service), probe_router(service), pages):
         app.router.routes.extend(router.routes)
@@ -33,6 +34,24 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_middleware(Door, service=service)
     return app
+
+
+class Document:
+    """The OpenAPI document, made again for another model: its widths are another's."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._made = service.parser, self._make()
+
+    def __call__(self) -> bytes:
+        parser = self._service.parser
+        if parser is not self._made[0]:
+            self._made = parser, self._make()
+        return self._made[1]
+
+    def _make(self) -> bytes:
+        service = self._service
+        return encode(document(service.schema, service.loaded.settings, service.parser.model is not None))
 
 
 def rendered(problem: Problem, request: Request) -> Response:

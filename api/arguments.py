@@ -36,6 +36,11 @@ def switch(name: str, what: str) -> Argument:
     return Argument(name, {"action": "store_true", "help": what})
 
 
+SET = Argument(
+    "--set",
+    {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "of architecture or recipe; repeatable"},
+)
+THREADS = Argument("--threads", {"type": int, "default": 0, "metavar": "N", "help": "of PyTorch. Default: its own."})
 SERVICE = tuple(name for name in FIELDS if name != "kafka")
 NOT_OF_THE_DEMO = (  # its topic, and so its snapshots, are gone when it ends
     "kafka_bootstrap_servers", "topic", "dlq_topic", "group_id", "data_dir", "snapshot_interval_s",
@@ -94,6 +99,38 @@ COMMANDS = {
         SERVICE,
         (switch("--documentation", "print docs/configuration.md"),),
         with_kafka=True,
+    ),
+    "convert": Command(
+        "a public data set or a click log, brought into the format that train reads",
+        own=(
+            Argument("form", {"choices": ("movielens", "s3rec", "clicklog", "synthetic"), "help": "what SOURCE is"}),
+            Argument("source", {"metavar": "SOURCE", "help": "a folder; a CSV file of clicklog; a seed of synthetic"}),
+            Argument("folder", {"metavar": "FOLDER", "help": "where the three Parquet files go"}),
+        ),
+    ),
+    "train": Command(
+        "the model, on a data set in the documented format",
+        own=(
+            Argument("data", {"metavar": "DATA", "help": "the folder of the data set (docs/model.md)"}),
+            Argument("--run", {"required": True, "metavar": "FOLDER", "help": "where weights and logs go"}),
+            SET,
+            switch("--resume", "go on with the run in the folder"),
+            Argument("--warm-start", {"metavar": "FOLDER", "help": "a run whose weights to begin with"}),
+            Argument("--export", {"metavar": "FOLDER", "help": "evaluate, and write the model that is served"}),
+            Argument("--name", {"help": "the exported model's name. Default: the run's folder's."}),
+            THREADS,
+        ),
+    ),
+    "evaluate": Command(
+        "a trained model on what was held out, or the report of such evaluations",
+        own=(
+            Argument("run", {"nargs": "?", "metavar": "RUN", "help": "the folder of a run"}),
+            Argument("data", {"nargs": "?", "metavar": "DATA", "help": "the folder of its data set"}),
+            Argument("--to", {"metavar": "FILE", "help": "where the JSON, or the report, goes"}),
+            Argument("--name", {"help": "the run's name in the JSON. Default: its folder's."}),
+            Argument("--report", {"metavar": "FOLDER", "help": "make the report from the JSON files in it"}),
+            THREADS,
+        ),
     ),
     "bench": Command("the benchmarks of this machine, each with the limit it runs against"),
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from api.arguments import given_settings, parse_arguments
@@ -41,6 +42,11 @@ def run(given: Sequence[str]) -> int:
         from bench.run import main as bench
 
         return bench(arguments.arguments)
+    if arguments.command in ("convert", "train", "evaluate"):
+        from api import model_commands
+
+        model_command: Callable[[Namespace], int] = getattr(model_commands, f"{arguments.command}_command")
+        return model_command(arguments)
     if arguments.command == "config" and arguments.documentation:
         print(documentation(), end="")
         return 0

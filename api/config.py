@@ -33,11 +33,6 @@ FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
 KAFKA_SECRET = re.compile(r"password|passphrase|secret|private\.key|key\.pem|jaas|assertion|oauthbearer\.config")
 
-# Settings of the contract that need what this version does not have: taking them in silence would mislead.
-NOT_IN_THIS_VERSION = {
-    "model": "this version has no trained model: ads and requests bring their own vectors",
-}
-
 
 class UserError(Exception):
     """What the user gave cannot be used; the message is one sentence that says what to do. Exit code 2."""
@@ -83,9 +78,21 @@ class Settings:
         "auto", "What to compute on; auto takes a GPU where there is one that it can use, and says which it took."
     )
     precision: Literal["int8", "float16", "float32"] = setting("int8", "Stored precision of the ads' vectors.")
-    dim: int = setting(64, "Width D of an ad's embedding and of a request's experts.", minimum=1, maximum=4096)
-    gate_dim: int = setting(16, "Width G of an ad's gate and of a request's gate keys.", minimum=1, maximum=4096)
-    experts: int = setting(8, "Most experts E that a request may bring.", minimum=1, maximum=64)
+    model: Path | None = setting(
+        None, "Folder of a trained model; without one ads and requests bring their own vectors."
+    )
+    model_switch_bytes_max: int = setting(
+        0, "Most memory that a switch to another model may take; 0: what the machine has.", minimum=0, maximum=2**50
+    )
+    dim: int = setting(
+        64, "Width D of an ad's embedding and of a request's experts; a model brings its own.", minimum=1, maximum=4096
+    )
+    gate_dim: int = setting(
+        16, "Width G of an ad's gate and of a request's gate keys; a model brings its own.", minimum=1, maximum=4096
+    )
+    experts: int = setting(
+        8, "Most experts E that a request may bring; a model brings its own.", minimum=1, maximum=64
+    )
     ads_max: int = setting(2**25, "Most ads that the index holds; more are bad events.", minimum=1, maximum=2**31)
     targetings_max: int = setting(
         2**25, "Most distinct targetings that the index holds; more are bad events.", minimum=1, maximum=2**31
@@ -264,8 +271,6 @@ def read_file(file: Path | None) -> Layer:
 
 def refuse_unknown(shown: str, name: str, spelt: Mapping[str, str]) -> NoReturn:
     """Raises for a name that no setting has. `spelt` is how this source writes each setting's name."""
-    if name in NOT_IN_THIS_VERSION:
-        raise ConfigError(f"{shown}: {NOT_IN_THIS_VERSION[name]}")
     raise ConfigError(f"{shown}: there is no such setting; the nearest is {spelt[nearest_name(name, spelt)]}")
 
 

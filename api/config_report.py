@@ -33,6 +33,9 @@ port = 8081
 """
 
 
+WIDTHS = ("dim", "gate_dim", "experts")  # that a model brings
+
+
 def in_force(loaded: Loaded) -> str:
     """The settings as TOML, with the source of each as a comment: it can be used as a configuration file."""
     lines = []
@@ -41,6 +44,8 @@ def in_force(loaded: Loaded) -> str:
         if name == "kafka":
             continue
         text = f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}"
+        if name in WIDTHS and loaded.settings.model is not None and loaded.sources[name] == "default":
+            text = f"# {name} is the model's"
         lines.append(f"{text:<56} # {loaded.sources[name]}")
     kafka = shown_value(loaded.settings, "kafka")
     if kafka:

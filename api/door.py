@@ -13,7 +13,8 @@ from time import perf_counter
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import INTERNAL_ERROR, MEDIA_TYPE, Problem
+from api.bodies import HOLDING, IN_FLIGHT_MAX, Holding
+from api.problems import INTERNAL_ERROR, MEDIA_TYPE, OVERLOADED, Problem
 from api.service import Service
 
 REQUEST_ID = "mirach.request_id"  # its key in the ASGI scope
@@ -21,6 +22,7 @@ REQUEST_ID_HEADER = b"x-request-id"
 REQUEST_ID_CHARACTERS_MAX = 128
 REQUEST_ID_GOOD = re.compile(rb"[ -~]{1,%d}" % REQUEST_ID_CHARACTERS_MAX)  # printable ASCII
 CLIENT_WENT_AWAY = 499  # nginx's word for it, in metrics only
+ALWAYS_TAKEN = ("/healthz", "/readyz", "/metrics")
 UNMATCHED_ROUTE = "other"  # addresses that do not exist must not become label values
 
 log = logging.getLogger("mirach.http")
@@ -38,12 +40,15 @@ class Door:
             await self.app(scope, receive, send)
             return
         started = perf_counter()
-        self.service.metrics.begun += 1
+        metrics = self.service.metrics
+        metrics.begun += 1
+        metrics.in_flight += 1
         request_id = request_id_of(scope)
         scope = {**scope}  # the server keeps its own: it leaves the body out where its method is HEAD
         if scope["method"] == "HEAD":
             scope["method"] = "GET"
         scope[REQUEST_ID] = request_id.decode()
+        holding = scope[HOLDING] = Holding(self.service.bodies)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -56,7 +61,11 @@ class Door:
             await send(message)
 
         try:
-            await self.app(scope, receive, send_with_id)
+            if metrics.in_flight > IN_FLIGHT_MAX and scope["path"] not in ALWAYS_TAKEN:
+                refusal = Problem(OVERLOADED, f"{IN_FLIGHT_MAX} requests are being answered already; try again")
+                await send_problem(refusal, scope[REQUEST_ID], send_with_id)
+            else:
+                await self.app(scope, receive, send_with_id)
         except ClientDisconnect:
             status = CLIENT_WENT_AWAY
         except Exception:
@@ -65,9 +74,12 @@ class Door:
                 raise  # half an answer is out: only breaking the connection tells the client
             fault = Problem(INTERNAL_ERROR, "this is a fault of the service; its log has the request id")
             await send_problem(fault, scope[REQUEST_ID], send_with_id)
+        finally:
+            holding.release()
+            metrics.in_flight -= 1
         route = scope.get("route")
         label = UNMATCHED_ROUTE if route is None else route.path_format
-        self.service.metrics.observe(label, status, perf_counter() - started)
+        metrics.observe(label, status, perf_counter() - started)
 
 
 def request_id_of(scope: Scope) -> bytes:

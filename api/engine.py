@@ -127,9 +127,19 @@ class Engine:
         return self._thread.is_alive()
 
     @property
+    def stopping(self) -> bool:
+        """Whether it takes nothing more."""
+        return self._stopping
+
+    @property
     def queued(self) -> int:
         """Requests that wait."""
         return self._queued
+
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Batches of events that wait, and how many may."""
+        return len(self._batches), self._batches_max
 
     def submit(self, requests: Sequence[Request], model: str | None = None) -> Future[list[Answer]]:
         """Answers of one state of the index, in order. `model`: fingerprint of the one that the requests were made for.
@@ -349,6 +359,7 @@ class Engine:
             self._held = []
             calls, self._calls = self._calls, deque()
             calls.extend(batch for batch in self._batches if isinstance(batch, tuple))
+            self._batches.clear()
             self._changed.notify_all()
         for waiting in left:
             self._finish(waiting, Stopped())

@@ -48,6 +48,7 @@ class RequestMetrics:
     """What the HTTP side counts. Touched by the event loop's thread alone."""
 
     begun: int = 0  # requests whose headers were read
+    in_flight: int = 0  # and that are not answered yet
     answered: dict[tuple[str, int], int] = field(default_factory=dict)  # by route and status
     seconds: dict[str, Histogram] = field(default_factory=dict)  # by route
     eligible: Histogram = field(default_factory=lambda: Histogram(ELIGIBLE_BUCKETS))
@@ -74,6 +75,8 @@ class Snapshot(Collector):
     ingest: Mapping[str, Any]  # Statistics.snapshot
     freshness: Mapping[str, tuple[list[tuple[float, int]], float]]  # by kind: cumulative buckets, sum in seconds
     snapshots: Mapping[str, Any]  # Snapshots.figures
+    model: Mapping[str, Any]  # Service.model_figures
+    towers: Mapping[str, Histogram]  # of a batch of users: seconds, batch_users
     ready: bool
     build: Mapping[str, str]
 
@@ -88,8 +91,10 @@ class Snapshot(Collector):
         yield from self.request_families()
         yield from self.engine_families(self.index["engine"])
         yield from self.index_families()
+        yield from self.limit_families()
         yield from self.ingest_families()
         yield from self.snapshot_families()
+        yield from self.model_families()
         yield from _process.collect()
 
     def request_families(self) -> Iterator[Metric]:
@@ -140,6 +145,14 @@ class Snapshot(Collector):
         memory = {(part,): size for part, size in self.index["memory_bytes"].items()}
         yield gauge("mirach_index_memory_bytes", "Memory by part of the index.", memory, ("part",))
 
+    def limit_families(self) -> Iterator[Metric]:
+        limits = self.index["limits"]
+        for name, part, description in (
+            ("mirach_limit", "limit", "Bounds of queues, caches and tables; docs/operations.md says what each is."),
+            ("mirach_limit_in_use", "in_use", "What is in use of each."),
+        ):
+            yield gauge(name, description, {(of,): each[part] for of, each in limits.items()}, ("of",))
+
     def ingest_families(self) -> Iterator[Metric]:
         ingest = self.ingest
         outcomes = {(outcome,): count for outcome, count in ingest["outcomes"].items()}
@@ -155,7 +168,7 @@ class Snapshot(Collector):
         letters = ingest["dead_letters"]
         yield counter("mirach_dead_letters_sent", "Dead letters that are in their topic.", {(): letters["sent"]})
         yield gauge("mirach_dead_letters_pending", "Dead letters not yet in their topic.", {(): letters["pending"]})
-        yield gauge("mirach_gaps", "Gaps of lost offsets found.", {(): len(ingest["gaps"])})
+        yield gauge("mirach_gaps", "Gaps of lost offsets found.", {(): ingest["gap_count"]})
         problems = {(problem,): 1.0 for problem in ingest["problems"]}
         yield gauge("mirach_ingest_problem", "1 for each part of ingest that has a problem.", problems, ("problem",))
         description = "From event or produce time to searchable."
@@ -178,6 +191,27 @@ class Snapshot(Collector):
         yield gauge("mirach_snapshot_bytes", "Size of the newest snapshot.", {(): last["bytes"]})
         yield gauge("mirach_snapshot_seconds", "What writing the newest one took.", {(): last["seconds"]})
         yield gauge("mirach_snapshot_pause_seconds", "What the engine waited for it.", {(): last["pause_ms"] / 1e3})
+
+
+    def model_families(self) -> Iterator[Metric]:
+        model, ads = self.model, self.model["ad_tower"]
+        if model["active"] is not None:
+            labels = {name: model["active"][name] for name in ("name", "fingerprint")}
+            yield gauge("mirach_model", "The model in use.", {(): 1.0}, labels=labels)
+        switches = {("switched",): model["switched"], ("failed",): model["failed"]}
+        yield counter("mirach_model_switches", "Switches of the model, by what came of it.", switches, ("outcome",))
+        yield counter("mirach_ads_embedded", "Ads that the model made vectors of.", {(): ads["ads"]})
+        yield counter("mirach_ads_embedding_failed", "Ads that the model failed on.", {(): ads["failed"]})
+        yield counter("mirach_ad_tower_batches", "Batches of ads given to the model.", {(): ads["batches"]})
+        yield counter("mirach_ad_tower_busy_seconds", "What the model took for ads.", {(): ads["seconds"]})
+        yield gauge("mirach_user_towers_waiting", "Users waiting for the model.",
+                    {(): model["user_towers"]["waiting"]})  # fmt: skip
+        for name, description in (("seconds", "What the model took for a batch of users."),
+                                  ("batch_users", "Users that the model was given at once.")):  # fmt: skip
+            histogram = self.towers[name]
+            family = HistogramMetricFamily(f"mirach_user_towers_{name}", description)
+            family.add_metric([], buckets(histogram.cumulative()), histogram.total)
+            yield family
 
 
 def buckets(cumulative: Sequence[tuple[float, int]]) -> list[tuple[str, float]]:

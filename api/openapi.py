@@ -47,7 +47,8 @@ EXAMPLE = {
 }
 
 
-def document(schema: Schema, settings: Settings) -> Json:
+def document(schema: Schema, settings: Settings, with_model: bool = False) -> Json:
+    """For these settings, with the widths of the model in use if there is one."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -58,16 +59,16 @@ def document(schema: Schema, settings: Settings) -> Json:
         },
         "tags": TAGS,
         "paths": {**retrieval_paths(settings), **admin_paths(settings), **probe_paths()},
-        "components": components(schema, settings),
+        "components": components(schema, settings, with_model),
     }
 
 
-def components(schema: Schema, settings: Settings) -> Json:
+def components(schema: Schema, settings: Settings, with_model: bool) -> Json:
     _, replies = msgspec.json.schema_components([Reply], ref_template="#/components/schemas/{name}")
     offset_names = {"pattern": "^[0-9]+$"}
     replies["Reply"]["properties"]["offsets"]["propertyNames"] = offset_names
     schemas = {
-        **request_schemas(schema, settings),
+        **request_schemas(schema, settings, with_model),
         "OpenRtbRequest": openrtb_request(settings),
         **replies,
         "Problem": {
@@ -142,6 +143,7 @@ def retrieval_paths(settings: Settings) -> Json:
 
 def admin_paths(settings: Settings) -> Json:
     explain = closed({"ad_id": {"type": "string"}, "request": reference("RetrievalRequest")}, ("ad_id", "request"))
+    switch = closed({"path": {"type": "string", "pattern": r"^[^\x00]+$"}}, ("path",))
     ad_id = {"name": "ad_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
     def admin(name: str, summary: str, kinds: tuple[ProblemKind, ...] = (), **more: Any) -> Json:
@@ -170,6 +172,15 @@ def admin_paths(settings: Settings) -> Json:
                 "write_snapshot", "Writes a snapshot now, and answers when it is in place", (problems.NO_SNAPSHOT,)
             ),
         },
+        "/v1/admin/model": {
+            "get": admin("model", "The model in use, a switch that is going on, and the towers"),
+            "post": admin(
+                "switch_model", "Switches to another model in the background",
+                (*BODY_PROBLEMS, problems.MODEL_REFUSED, problems.NOT_READY), body=switch,
+                example={"path": "/models/2"}, status=202,
+                description="Answers once the model is loaded and its memory accounted for; the rest is seen by GET.",
+            ),
+        },
         "/v1/admin/config": {"get": admin("config", "The settings in force and where each came from")},
     }  # fmt: skip
 
@@ -195,18 +206,19 @@ def operation(
     body: Json | None = None,
     example: Any = None,
     media_type: str = JSON,
+    status: int = 200,
     **more: Any,
 ) -> Json:
-    responses: Json = {"200": response("The answer", media_type, answer)}
+    responses: Json = {str(status): response("The answer", media_type, answer)}
     by_status: dict[int, list[ProblemKind]] = {}
     for kind in (*kinds, problems.INTERNAL_ERROR):
         by_status.setdefault(kind.status, []).append(kind)
-    for status, alike in sorted(by_status.items()):
+    for number, alike in sorted(by_status.items()):
         described = "; ".join(f"`{kind.type}`: {kind.title}" for kind in alike)
-        responses[str(status)] = response(described, problems.MEDIA_TYPE, reference("Problem"))
-        if status == 503:
+        responses[str(number)] = response(described, problems.MEDIA_TYPE, reference("Problem"))
+        if number == 503:
             responses["503"]["headers"]["Retry-After"] = {"schema": {"type": "string", "pattern": "^[0-9]+$"}}
-        if status == 401:
+        if number == 401:
             responses["401"]["headers"]["WWW-Authenticate"] = {"schema": {"type": "string"}}
     described_operation: Json = {"operationId": name, "tags": [tag], "summary": summary, "responses": responses, **more}
     if body is not None:

@@ -6,13 +6,13 @@ security policy holds: no script or style but files of ours, and no connection b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
 
 from fastapi import APIRouter, Response
 
-from api.replies import JSON, encode
+from api.replies import JSON
 
 CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -31,13 +31,12 @@ OUR_FILES = ("console.css", "console.js", "dom.js", "explain.js", "figures.js", 
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
-def page_router(openapi: dict[str, Any], with_pages: bool) -> APIRouter:
+def page_router(openapi: Callable[[], bytes], with_pages: bool) -> APIRouter:
     """/openapi.json always; the pages where the operator wants them."""
     router = APIRouter()
-    encoded = encode(openapi)
 
     async def document() -> Response:
-        return Response(encoded, media_type=JSON)
+        return Response(openapi(), media_type=JSON)
 
     router.add_api_route("/openapi.json", document, methods=["GET"])
     if with_pages:

@@ -31,6 +31,7 @@ def probe_router(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
+        towers = service.towers.statistics
         histograms = service.statistics.histograms()
         snapshot = Snapshot(
             requests=service.metrics,
@@ -38,6 +39,8 @@ def probe_router(service: Service) -> APIRouter:
             ingest=service.statistics.snapshot(time.time_ns() // 1000),
             freshness={name: (held.cumulative(), held.sum_s) for name, held in histograms.items()},
             snapshots=service.snapshots.figures(),
+            model=service.model_figures(),
+            towers={"seconds": towers.seconds, "batch_users": towers.batch_users},
             ready=service.progress().ready and not service.stopping,
             build={"version": VERSION, **service.backend.figures(), "precision": service.loaded.settings.precision},
         )

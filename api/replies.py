@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from gpu_index.index import ModelName
 from scoring.request import Answer, Result
 
 JSON = "application/json"
@@ -24,7 +25,7 @@ class Reply(msgspec.Struct, frozen=True):
     eligible: Annotated[int, Meta(ge=0, description="Ads that matched, before filters, exclusions and caps.")]
     indexed: Annotated[int, Meta(ge=0, description="Ads in the index, paused ones too.")]
     offsets: Annotated[dict[int, int], Meta(description="By partition, the last offset that the answer includes.")]
-    model: str | None
+    model: Annotated[ModelName | None, Meta(description="The model that the whole answer is of.")]
     timings_ms: dict[str, float]
 
 
@@ -32,7 +33,7 @@ def reply(answer: Answer, request_id: str, started: float, parsed: float) -> Rep
     """`started`, `parsed`: perf_counter() when the request came and when it was understood."""
     timings_ms = {"parse": (parsed - started) * 1e3, **answer.timings_ms, "total": (perf_counter() - started) * 1e3}
     timings_ms = {step: round(spent_ms, 3) for step, spent_ms in timings_ms.items()}
-    return Reply(request_id, answer.results, answer.eligible, answer.indexed, answer.offsets, None, timings_ms)
+    return Reply(request_id, answer.results, answer.eligible, answer.indexed, answer.offsets, answer.model, timings_ms)
 
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -35,7 +35,7 @@ def closed(properties: Json, required: tuple[str, ...] = (), **more: Any) -> Jso
     return {"type": "object", "properties": properties, **needed, "additionalProperties": False, **more}
 
 
-def request_schemas(schema: Schema, settings: Settings) -> Json:
+def request_schemas(schema: Schema, settings: Settings, with_model: bool) -> Json:
     """The components that the bodies of retrieval refer to."""
     return {
         "Attributes": closed(
@@ -48,7 +48,7 @@ def request_schemas(schema: Schema, settings: Settings) -> Json:
         ),
         "TimeZone": {"type": "string", "enum": sorted(zone_names()), "description": "An IANA zone."},
         "Filter": filter_schema(schema),
-        "User": user_schema(settings),
+        "User": user_schema(settings, with_model),
         "RankBy": {"type": "string", "enum": list(RANKINGS)},
         "Pathway": closed(
             {
@@ -126,7 +126,7 @@ def retrieval_fields(settings: Settings) -> Json:
     return fields
 
 
-def user_schema(settings: Settings) -> Json:
+def user_schema(settings: Settings, with_model: bool) -> Json:
     """Experts with their gates: as many gates and biases as experts, which a schema says number by number."""
     number = {"type": "number", "exclusiveMinimum": -FLOAT32_BEYOND, "exclusiveMaximum": FLOAT32_BEYOND}
 
@@ -146,6 +146,10 @@ def user_schema(settings: Settings) -> Json:
         )
         for experts in range(1, settings.experts + 1)
     ]
+    if with_model:
+        told = {"features": {"type": "object", "additionalProperties": True}}
+        none = dict.fromkeys(("experts", "gates", "gate_bias"), NULL)
+        variants.insert(0, closed({**told, **none}, ("features",), title="features, for the model"))
     return one_of_these(*variants, description="The user's vectors; gates and gate_bias are zeros if not given.")
 
 

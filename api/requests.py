@@ -20,8 +20,9 @@ from gpu_index.schema import Schema
 from gpu_index.targeting import Expression, parse_expression
 from gpu_index.values import parse_attributes
 from gpu_index.zones import parse_time
+from scoring.model.served import Model
 from scoring.request import K_MAX, PATHWAYS_MAX, CapField, Pathway, RankBy, Request
-from scoring.user import User, parse_user
+from scoring.user import User, UserFeatures, parse_user
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ _decode_fast = msgspec.json.Decoder().decode  # for vectors: numbers come as flo
 
 @dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Reads requests for one schema and one configuration. Every method raises InvalidInput."""
+    """Reads requests for one schema, one configuration and one model. Every method raises InvalidInput."""
 
     schema: Schema
     dim: int
@@ -57,18 +58,21 @@ class RequestParser:
     wait_ms_max: int
     batch_max: int
     results_max: int
+    model: Model | None  # whose widths these are
 
     @staticmethod
-    def of(schema: Schema, settings: Settings) -> RequestParser:
+    def of(schema: Schema, settings: Settings, model: Model | None = None) -> RequestParser:
+        widths = settings if model is None else model
         return RequestParser(
             schema,
-            settings.dim,
-            settings.gate_dim,
-            settings.experts,
+            widths.dim,
+            widths.gate_dim,
+            widths.experts,
             settings.allow_now,
             settings.wait_ms_max,
             settings.batch_max,
             settings.results_max,
+            model,
         )
 
     def parse(self, raw: bytes | msgspec.Raw) -> Request:
@@ -102,7 +106,6 @@ class RequestParser:
         attributes = take("attributes", lambda raw: parse_attributes(self.schema, raw, timezone, ""))
         if attributes is None:
             attributes = parse_attributes(self.schema, {}, timezone, "")
-        take("context", _context)
         main = self._pathway(take, Pathway("main", K_DEFAULT))
         pathways = take("pathways", lambda raw: self._pathways(raw, main))
         return Request(
@@ -113,6 +116,7 @@ class RequestParser:
             filter=take("filter", self._filter),
             now_us=take("now", self._now),
             min_offsets=take("min_offsets", _min_offsets) or {},
+            context=take("context", _context),
             wait_ms=_or(take("wait_ms", lambda raw: _integer(raw, 0, self.wait_ms_max)), WAIT_MS_DEFAULT),
         )
 
@@ -141,6 +145,9 @@ class RequestParser:
                     raise InvalidInput("name", f"{shown(pathway.name)} names an earlier pathway too", "not_distinct")
             except InvalidInput as fault:
                 raise fault.under(f"[{position}]") from None
+            if isinstance(pathway.user, UserFeatures) and pathway.user is not main.user:
+                own = msgspec.structs.replace(pathway.user, place=f"pathways[{position}].user")
+                pathway = msgspec.structs.replace(pathway, user=own)
             pathways[pathway.name] = pathway
         return tuple(pathways.values())
 
@@ -157,8 +164,10 @@ class RequestParser:
     def _filter(self, raw: object) -> Expression:
         return parse_expression(raw, self.schema.fields, "field", "")
 
-    def _user(self, raw: object) -> User:
-        return parse_user(raw, self.dim, self.gate_dim, self.experts_max, "")
+    def _user(self, raw: object) -> User | UserFeatures:
+        return parse_user(
+            raw, self.dim, self.gate_dim, self.experts_max, "", with_model=self.model is not None
+        )
 
     def _now(self, raw: object) -> int:
         if not self.allow_now:
@@ -231,10 +240,9 @@ def _integer(raw: object, low: int, high: int) -> int:
     return raw
 
 
-def _context(raw: object) -> None:
-    """Without a model the serving context changes nothing; its shape is checked all the same."""
-    if type(raw) is not dict:
-        raise InvalidInput("", f"a context is an object, not {shown(raw)}", "wrong_type")
+def _context(raw: object) -> dict[str, Any]:
+    """The serving context, which without a model changes nothing."""
+    return _object(raw, "a context is an object")
 
 
 def _rank_by(raw: object) -> RankBy:

@@ -12,8 +12,8 @@ from api.bodies import read_json_body
 from api.door import REQUEST_ID
 from api.openrtb import in_bid_request, map_request
 from api.replies import json_response, reply
-from api.requests import check_partitions
-from api.service import Service
+from api.requests import RequestParser
+from api.service import Parse, Place, Service
 from gpu_index.invalid_input import InvalidInput, shown
 from gpu_index.json_input import decode_json
 from scoring.request import Request as RetrievalRequest
@@ -31,31 +31,23 @@ class HotRoute(Route):
 def retrieval_routes(service: Service) -> list[Route]:
     body_bytes_max = service.loaded.settings.body_bytes_max
 
-    async def answered(request: Request, wanted: RetrievalRequest, started: float) -> Response:
-        parsed = perf_counter()
-        (answer,) = await service.answer((wanted,))
-        return json_response(reply(answer, request.scope[REQUEST_ID], started, parsed))
+    async def answered(request: Request, parse: Parse, started: float, place: Place) -> Response:
+        answers, parsed = await service.answer(parse, place)
+        return json_response(reply(answers[0], request.scope[REQUEST_ID], started, parsed))
 
     async def retrieve(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
-        wanted = service.parser.parse(await read_json_body(request, body_bytes_max))
-        if wanted.min_offsets:
-            check_partitions(wanted, await service.partitions((wanted,)))
-        return await answered(request, wanted, started)
+        body = await read_json_body(request, body_bytes_max)
+        return await answered(request, lambda parser: (parser.parse(body),), started, lambda _, path: path)
 
     async def retrieve_batch(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
-        wanted = service.parser.parse_batch(await read_json_body(request, body_bytes_max))
-        partitions = await service.partitions(wanted)
-        for position, member in enumerate(wanted):
-            try:
-                check_partitions(member, partitions)
-            except InvalidInput as fault:
-                raise fault.under(f"[{position}]") from None
-        parsed = perf_counter()
-        answers = await service.answer(wanted) if wanted else []
+        body = await read_json_body(request, body_bytes_max)
+        answers, parsed = await service.answer(
+            lambda parser: parser.parse_batch(body), lambda number, path: f"[{number}].{path}"
+        )
         request_id = request.scope[REQUEST_ID]
         return json_response([reply(answer, request_id, started, parsed) for answer in answers])
 
@@ -66,13 +58,15 @@ def retrieval_routes(service: Service) -> list[Route]:
         if not isinstance(bid_request, dict):
             raise InvalidInput("", f"a BidRequest is an object, not {shown(bid_request)}", "wrong_type")
         mapped = map_request(bid_request, service.schema, service.loaded.settings)
-        try:
-            wanted = service.parser.parse_object(mapped)
-            check_partitions(wanted, await service.partitions((wanted,)))
-        except InvalidInput as fault:
-            fault.path = in_bid_request(fault.path)
-            raise
-        return await answered(request, wanted, started)
+
+        def parse(parser: RequestParser) -> tuple[RetrievalRequest]:
+            try:
+                return (parser.parse_object(mapped),)
+            except InvalidInput as fault:
+                fault.path = in_bid_request(fault.path)
+                raise
+
+        return await answered(request, parse, started, lambda _, path: in_bid_request(path))
 
     return [
         HotRoute("/v1/retrieve", retrieve, methods=["POST"]),

@@ -25,14 +25,19 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from api.ad_stage import AdStage
 from api.app import create_app
-from api.backend import Backend, choose_backend
+from api.backend import CPU, Backend, choose_backend
 from api.config import ConfigError, Loaded, Settings
 from api.engine import Engine, Stopped
+from api.http_protocol import BoundedProtocol
 from api.logs import set_up_logs
+from api.models import Models
 from api.requests import RequestParser
 from api.service import Service
+from api.shared_model import SharedModel, check_widths, load_shared, of_model
 from api.snapshots import Snapshots
+from api.towers import UserTowers
 from api.user_errors import as_user_errors
 from api.warm_up import compile_apart, warm_up
 from gpu_index.disk import Folder
@@ -50,6 +55,7 @@ from kernels.precision import Precision
 
 LINGER_S = 1.0  # for clients that hold a connection open between requests: their next answer closes it
 INGEST_STOP_S = 10.0
+TOWERS_STOP_S = 5.0
 LOOK_S = 0.5  # between checks for a stop while the topic is waited for
 WATCH_S = 0.5
 KEEP_ALIVE_S = 75
@@ -65,6 +71,7 @@ class Process:
     service: Service
     engine: Engine
     ingest: Ingest
+    stage: AdStage
     snapshots: Snapshots
     app: FastAPI
     listener: socket.socket
@@ -90,14 +97,16 @@ def wire(loaded: Loaded) -> Process:
 
 
 def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
+    loaded, model = with_model(loaded)
     settings = loaded.settings
     schema = Schema.load(settings.schema)
     places = None if settings.places is None else Places.load(settings.places)
     backend = choose_backend(settings.backend)
     engine = Engine(
-        new_index(settings, schema, backend), clock_us=clock_us, requests_max=settings.request_queue_max,
+        new_index(settings, schema, model, backend), clock_us=clock_us, requests_max=settings.request_queue_max,
         attach=backend.attach,
     )  # fmt: skip
+    stage = AdStage(engine)
     decoder = Decoder(
         schema,
         dim=settings.dim,
@@ -105,7 +114,7 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
         compile_meta=partial(compile_meta, places=places),
         event_bytes_max=settings.event_bytes_max,
     )
-    ingest = Ingest(ingest_config(settings), schema, decoder, engine.offer)
+    ingest = Ingest(ingest_config(settings), schema, decoder, stage.offer)
     snapshots = Snapshots(
         Folder(settings.data_dir),
         engine,
@@ -114,12 +123,28 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
         kept=settings.snapshots_kept,
         clock_us=clock_us,
     )
-    parser = RequestParser.of(schema, settings)
-    service = Service(loaded, schema, parser, engine, ingest.statistics, snapshots, ingest.look_again, backend)
-    return Process(service, engine, ingest, snapshots, create_app(service), listener)
+    models = Models(
+        engine, stage, schema, model, settings.model, bytes_max=settings.model_switch_bytes_max, clock_us=clock_us
+    )
+    service = Service(
+        loaded, schema, RequestParser.of(schema, settings, model), engine, ingest.statistics, snapshots,
+        ingest.look_again, UserTowers(settings.request_queue_max), models,
+        backend,
+    )  # fmt: skip
+    models.on_switch, models.set_widths = service.take_model, decoder.set_widths
+    return Process(service, engine, ingest, stage, snapshots, create_app(service), listener)
 
 
-def new_index(settings: Settings, schema: Schema, backend: Backend) -> Index:
+def with_model(loaded: Loaded) -> tuple[Loaded, SharedModel | None]:
+    """The settings, with the model's widths where there is a model, and the model. Raises ModelError, ConfigError."""
+    if loaded.settings.model is None:
+        return loaded, None
+    model = load_shared(loaded.settings.model)
+    check_widths(loaded, model)
+    return of_model(loaded, model, f"model {loaded.settings.model}"), model
+
+
+def new_index(settings: Settings, schema: Schema, model: SharedModel | None, backend: Backend = CPU) -> Index:
     """An empty one, without its copy on a GPU. Raises AddressSpaceError."""
     return Index(
         schema,
@@ -130,18 +155,19 @@ def new_index(settings: Settings, schema: Schema, backend: Backend) -> Index:
             ads=settings.ads_max, targetings=settings.targetings_max, held_bytes=settings.index_bytes_max
         ),
         expired_versions_s=settings.expired_versions_s,
+        model=None if model is None else model.title,
         touched_max=backend.touched_max,
     )
 
 
-def identity_of(settings: Settings, schema: Schema, view: TopicView) -> Identity:
+def identity_of(settings: Settings, schema: Schema, model: SharedModel | None, view: TopicView) -> Identity:
     """What a snapshot must be of to be restored here."""
     return Identity(
         topic=settings.topic,
         topic_id=view.topic_id,
         cluster_id=view.cluster_id,
         schema_fingerprint=schema.fingerprint,
-        model_fingerprint=None,
+        model_fingerprint=None if model is None else model.fingerprint,
         dim=settings.dim,
         gate_dim=settings.gate_dim,
         precision=settings.precision,
@@ -191,6 +217,21 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=settings.wait_ms_max // 1000 + 5,
+    )
+
+
 class Run:
     """One run of a process, from start to exit code."""
 
@@ -200,19 +241,7 @@ class Run:
         self.exit_code = 0
         self._stopping: asyncio.Task[None] | None = None
         self._raised: Exception | None = None
-        self._http = HttpServer(
-            uvicorn.Config(
-                process.app,
-                lifespan="off",
-                ws="none",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=self.settings.wait_ms_max // 1000 + 5,
-            )
-        )
+        self._http = HttpServer(http_config(process.app, self.settings))
 
     async def serve(self, beside: Callable[[Run], Awaitable[None]] | None = None) -> int:
         """Serves until a signal or a failure. `beside` runs along: what it raises ends the service and is raised, its
@@ -224,6 +253,8 @@ class Run:
         await asyncio.to_thread(process.snapshots.lock)
         process.service.loading = True
         process.engine.start()
+        process.stage.start()
+        process.service.towers.start()
         process.engine.call(partial(timed_warm_up, process.service.backend)).add_done_callback(self._loaded)
         backend = process.service.backend
         log.info("listening on %s, backend %s, precision %s", process.address, backend.name, self.settings.precision)
@@ -236,8 +267,11 @@ class Run:
             watch.cancel()
             companion.cancel()
             await asyncio.wait([begin], timeout=INGEST_STOP_S)
+            await asyncio.to_thread(process.service.models.stop)
+            await asyncio.to_thread(process.service.towers.stop, TOWERS_STOP_S)
             await asyncio.to_thread(process.snapshots.stop)
             await asyncio.to_thread(process.ingest.stop, INGEST_STOP_S)
+            await asyncio.to_thread(process.stage.stop, INGEST_STOP_S)
             await asyncio.to_thread(process.engine.stop, INGEST_STOP_S)
             await asyncio.to_thread(process.snapshots.finish)
         if self._raised is not None:
@@ -268,9 +302,10 @@ class Run:
 
     def _restore_and_read(self, view: TopicView) -> None:
         process, schema = self.process, self.process.service.schema
+        model = process.service.models.active
         start_offsets = process.snapshots.restore(
-            identity_of(self.settings, schema, view),
-            lambda: new_index(self.settings, schema, process.service.backend),
+            identity_of(self.settings, schema, model, view),
+            lambda: new_index(self.settings, schema, model, process.service.backend),
         )
         process.ingest.start(start_offsets, view.topic_id)
         process.snapshots.start()
@@ -315,7 +350,7 @@ class Run:
     async def _watch(self) -> None:
         """Ends the process when one of its parties has ended by itself: a supervisor starts it again."""
         while True:
-            failure = self.process.ingest.failure
+            failure = self.process.ingest.failure or self.process.stage.failure
             if failure is None and not self.process.engine.alive and not self.process.service.stopping:
                 failure = "the engine's thread has ended"
             if failure is not None:

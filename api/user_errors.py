@@ -14,9 +14,11 @@ from ingest.embedded import EmbeddedBrokerError
 from ingest.places import PlacesError
 from ingest.produce import ProduceError
 from kernels.memory import AddressSpaceError
+from scoring.model.served import ModelError
 
 USERS = (
     SchemaError, PlacesError, IngestConfigError, EmbeddedBrokerError, ProduceError, AddressSpaceError, InvalidInput,
+    ModelError,
 )  # fmt: skip
 UNKNOWN_PROPERTY = re.compile(r'No such configuration property: "([^"]+)"')
 # librdkafka knows some two hundred; these are what is set in practice, to name the nearest to a misspelt one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 PACKAGES = ("mirach", "numpy", "numba", "msgspec", "confluent-kafka", "fastapi", "uvicorn", "uvloop")
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
+    """`packages`: further ones whose versions matter to what is measured."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": _processor(),
@@ -20,7 +22,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in (*PACKAGES, *packages)},
     }
 
 

@@ -82,6 +82,8 @@ class AdEvent(msgspec.Struct):
     event_time_us: int | None = None
     patch: AdPatch | None = None  # create and modify
     fault: Fault | None = None  # bad
+    derives_embedding: bool = False  # the patch's embedding is the model's, not the event's own
+    derives_gate: bool = False
 
 
 class Batch(msgspec.Struct):

@@ -12,6 +12,7 @@ from kernels import rows as rows_
 from kernels import targetings as targetings_
 from kernels.ads import Ads
 from kernels.memory import PAGE_BYTES, pages_bytes
+from kernels.rows import BLOCK_WORDS
 
 TERM_BYTES = 200  # of Python's own memory for a value of a vocabulary: an estimate
 EXPIRED_BYTES = 36  # of a slot, without its id
@@ -51,12 +52,13 @@ def touched(parts: Parts) -> dict[str, int]:
 
 
 def held(parts: Parts) -> int:
-    """Bytes of what is in the index now, with an estimate for the vocabularies; rows are kept once they are there."""
+    """Bytes of what is in the index now, with an estimate for the vocabularies. Rows are kept once they are there, and
+    counted as wide as the next batch may make them."""
     a, t, x = parts.ads, parts.targetings, parts.expired
     words = sum(int(pool.state[pool_.USED]) for pool in (t.rows.postings, t.records, a.texts, a.fields, x.texts))
     terms, fields = len(parts.terms), len(parts.fields)
     return (
-        _row_bytes(t)
+        _row_bytes(t, BLOCK_WORDS)
         + 4 * words
         + int(t.state[targetings_.LIVE]) * _targeting_bytes(parts)
         + int(a.extents.state[extents_.SLOTS_USED]) * slot_bytes(a)
@@ -66,8 +68,9 @@ def held(parts: Parts) -> int:
     )
 
 
-def _row_bytes(t: targetings_.Targetings) -> int:
-    each = pages_bytes(targetings_.row_words(t) * 8) + PAGE_BYTES  # rows do not begin at pages
+def _row_bytes(t: targetings_.Targetings, more_words: int = 0) -> int:
+    """`more_words`: what a row may grow by with the next targeting."""
+    each = pages_bytes((targetings_.row_words(t) + more_words) * 8) + PAGE_BYTES  # rows do not begin at pages
     return int(t.rows.state[rows_.ROWS_FRONTIER]) * each
 
 

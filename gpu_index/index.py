@@ -69,7 +69,7 @@ DEFAULT_LIMITS = Limits()
 _LOG = logging.getLogger("mirach.index")
 
 
-class ModelName(NamedTuple):
+class ModelName(msgspec.Struct, frozen=True):
     """Which model the ads' vectors are of."""
 
     name: str

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import numpy as np
 
-from gpu_index import footprint
+from gpu_index import footprint, packing
 from gpu_index.events import ALWAYS_FROM_US, ALWAYS_UNTIL_US
-from gpu_index.index import Index
+from gpu_index.index import UNLIMITED_BYTES, Index
 from gpu_index.record import decode
 from gpu_index.targeting import Expression, to_json
 from gpu_index.texts import text_at
@@ -18,6 +18,8 @@ from gpu_index.zones import Schedule, hour_of_week
 from kernels import ads as ads_
 from kernels import expired as expired_
 from kernels import extents as extents_
+from kernels import pool as pool_
+from kernels import rows as rows_
 from kernels import targetings as targetings_
 from kernels.precision import dequantise
 from kernels.program import NO_ZONE
@@ -50,6 +52,7 @@ def describe(index: Index) -> dict[str, object]:
             "expired_versions": index.limits.expired,
             "held_bytes": index.limits.held_bytes,
         },
+        "limits": limits(index),
         "slots": {
             "ads": int(a.extents.state[extents_.FRONTIER]),
             "targetings": int(t.state[targetings_.FRONTIER]),
@@ -60,6 +63,24 @@ def describe(index: Index) -> dict[str, object]:
         "dim": index.dim,
         "gate_dim": index.gate_dim,
         "schema_fingerprint": index.schema.fingerprint,
+    }
+
+
+def limits(index: Index) -> dict[str, tuple[int, int]]:
+    """What is in use of each bound of the index, and the bound; of pools and rows, how far they were ever used."""
+    a, t, x = index.ads, index.targetings, index.expired
+    pools = {"texts": a.texts, "fields": a.fields, "records": t.records, "lists": t.rows.postings,
+             "expired_texts": x.texts}  # fmt: skip
+    return {
+        "ads": (index.count, index.limits.ads),
+        "targetings": (int(t.state[targetings_.LIVE]), index.limits.targetings),
+        "terms": (len(index.terms.vocabulary), index.limits.terms),
+        "field_terms": (len(index.fields.vocabulary), index.limits.terms),
+        "expired_versions": (int(x.state[expired_.HELD]), index.limits.expired),
+        "held_bytes": (footprint.held(index.parts), index.limits.held_bytes or UNLIMITED_BYTES),
+        "rows": (int(t.rows.state[rows_.ROWS_FRONTIER]), len(t.rows.entry_of)),
+        "cached_targetings": (index.packer.cached, packing.CACHED_TARGETINGS_MAX),
+        **{f"{name}_words": (int(pool.state[pool_.FRONTIER]), len(pool.words)) for name, pool in pools.items()},
     }
 
 

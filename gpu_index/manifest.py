@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import msgspec
 
-FORMAT = 1  # raised whenever anything that is stored gets another meaning, words within records included
+FORMAT = 2  # raised whenever anything that is stored gets another meaning, words within records included
 HASH_BYTES = 20
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

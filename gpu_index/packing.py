@@ -73,6 +73,11 @@ class Packer:
         gate, gate_scale = self._stored(gates, self.gate_dim, packed["gate"])
         return PackedEvents(packed, words, k.Vectors(embedding, embedding_scale, gate, gate_scale))
 
+    @property
+    def cached(self) -> int:
+        """Targetings that are kept as records."""
+        return len(self._records)
+
     def forget(self) -> None:
         """Lets go of all cached targetings, so that their terms can be given back."""
         for _, terms in self._records.values():
@@ -127,9 +132,11 @@ class Packer:
             features = put_text(patch.features, out) if patch.features else -1
         if patch.embedding is not UNSET:
             sets |= k.SETS_EMBEDDING
+            sets |= k.GIVES_EMBEDDING * (patch.embedding is not None and not event.derives_embedding)
             embedding = _add(patch.embedding, embeddings)
         if patch.gate is not UNSET:
             sets |= k.SETS_GATE
+            sets |= k.GIVES_GATE * (patch.gate is not None and not event.derives_gate)
             gate = _add(patch.gate, gates)
         scalar_sets, scalars = _scalars(patch)
         return _row(

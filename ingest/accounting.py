@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from confluent_kafka import Message
 
 from gpu_index.events import AdEvent, Batch, EventKind, Outcome
-from ingest.dead_letters import DeadLetters
+from ingest.dead_letters import DeadLetters, letter_bytes
 from ingest.faults import OUTCOME_FAULTS
 from ingest.statistics import Statistics
 
 BUSY_WAIT_S = 0.02  # while dead letters wait for their delivery reports
 IDLE_WAIT_S = 0.25
+BATCHES_MAX = 64  # with the engine, or applied and not accounted for; then reading pauses
 
 _LOG = logging.getLogger("mirach.ingest")
 
@@ -31,7 +32,7 @@ Offsets = Mapping[int, int]
 class _HandedOn:
     """One batch with the engine. Its records are kept until the outcomes are known: any may become a dead letter."""
 
-    __slots__ = ("_queue", "events", "now_us", "outcomes", "positions", "records")
+    __slots__ = ("_queue", "bad_bytes", "events", "now_us", "outcomes", "positions", "records")
 
     def __init__(
         self,
@@ -45,6 +46,9 @@ class _HandedOn:
         self.positions = positions
         self.outcomes: Sequence[Outcome] = ()
         self.now_us = 0
+        self.bad_bytes = sum(
+            letter_bytes(record) for record, event in zip(records, events, strict=True) if event.kind is EventKind.BAD
+        )
         self._queue = applied_queue
 
     def applied(self, outcomes: Sequence[Outcome], now_us: int) -> None:
@@ -70,6 +74,9 @@ class Accounting:
         self._accounted = 0  # batches; counted by this one
         self._bad_handed_on = 0  # events known to be bad, likewise
         self._bad_accounted = 0
+        self._bad_bytes_handed_on = 0
+        self._bad_bytes_accounted = 0
+        self._bad_bytes_made = 0  # of the newest batch, which may not be handed on yet
         self._applied: dict[int, int] = {}
         self._safe: dict[int, int] = {}  # replaced, never changed: any thread may read it
         self._moved = threading.Condition()
@@ -87,16 +94,27 @@ class Accounting:
 
     def batch(self, records: list[Message], events: list[AdEvent], positions: dict[int, int]) -> Batch:
         """A batch for the engine that comes back here when it is applied. Once it was taken: `handed_on`."""
-        return Batch(events, positions, _HandedOn(records, events, positions, self._queue).applied)
+        made = _HandedOn(records, events, positions, self._queue)
+        self._bad_bytes_made = made.bad_bytes
+        return Batch(events, positions, made.applied)
 
     def handed_on(self, batch: Batch) -> None:
         self._handed_on += 1
         self._bad_handed_on += _bad_count(batch.events)
+        self._bad_bytes_handed_on += self._bad_bytes_made
+
+    @property
+    def batches(self) -> int:
+        """With the engine, or applied and not accounted for."""
+        return self._handed_on - self._accounted
 
     @property
     def full(self) -> bool:
-        """As many dead letters as may be, those that the engine has yet to decide included: reading must pause."""
-        return self._dead_letters.full(self._bad_handed_on - self._bad_accounted)
+        """As many dead letters as may be, those that the engine has yet to decide included, or as many batches: reading
+        must pause."""
+        return self.batches >= BATCHES_MAX or self._dead_letters.full(
+            self._bad_handed_on - self._bad_accounted, self._bad_bytes_handed_on - self._bad_bytes_accounted
+        )
 
     def taken_up(self, partition: int, offset: int) -> None:
         """The partition is read from this offset on."""
@@ -159,6 +177,7 @@ class Accounting:
         self._applied.update(done.positions)
         self._accounted += 1
         self._bad_accounted += _bad_count(done.events)
+        self._bad_bytes_accounted += done.bad_bytes
 
     def _publish(self) -> None:
         """Makes known how far it is safe to go."""

@@ -34,6 +34,7 @@ BLOCKED_POLL_S = 0.02  # the same while a batch waits for the engine or for the 
 SINK_S = 0.05
 RESUME_SHARE = 0.5  # of a lane's bounds: below it a paused partition is read again
 BUFFER_BYTES_MIN = 1 << 20  # of a lane, however many partitions share the bound
+RECEIVED_BYTES_MAX = 16 << 20  # at once, on top of a lane's bound: what the client queues, and a fetch
 
 OFFSETS_LOST = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION)
 
@@ -125,6 +126,16 @@ class Reader:
             if known is not None and known[1] >= 0:
                 ends[partition] = known[1]
         return ends
+
+    def waiting(self) -> tuple[int, int]:
+        """Events of the fullest lane, and bytes of all. Any thread may ask."""
+        lanes = list(self._lanes.values())
+        return max((len(lane.records) for lane in lanes), default=0), sum(lane.bytes for lane in lanes)
+
+    @property
+    def bytes_max(self) -> int:
+        """Of all lanes: above it partitions are paused."""
+        return max(self._config.buffer_bytes_max, BUFFER_BYTES_MIN * len(self._lanes))
 
     # what the topic looks like
 

@@ -31,9 +31,12 @@ class _Letter(msgspec.Struct, gc=False):
     value: bytes | None
     headers: list[tuple[str, str | bytes | None]]
 
-    @property
-    def bytes(self) -> int:
-        return len(self.key or b"") + len(self.value or b"")
+    bytes: int
+
+
+def letter_bytes(message: Message) -> int:
+    """What a record counts for while it waits to be a dead letter."""
+    return len(message.key() or b"") + len(message.value() or b"")
 
 
 class DeadLetters:
@@ -57,10 +60,13 @@ class DeadLetters:
         """Dead letters below these offsets (by partition) were sent before this start, and are not sent again."""
         self._already_sent.update(offsets)
 
-    def full(self, coming: int) -> bool:
+    def full(self, coming: int, coming_bytes: int) -> bool:
         """With so many to come, no more may be taken on. Any thread may ask."""
         config = self._config
-        return self.pending + coming >= config.dead_letters_max or self.pending_bytes >= config.dead_letter_bytes_max
+        return (
+            self.pending + coming >= config.dead_letters_max
+            or self.pending_bytes + coming_bytes >= config.dead_letter_bytes_max
+        )
 
     def first_pending(self, partition: int) -> int | None:
         """The lowest offset whose dead letter was not sent yet."""
@@ -80,7 +86,7 @@ class DeadLetters:
             ("mirach-partition", str(partition).encode()),
             ("mirach-offset", str(offset).encode()),
         ]
-        letter = _Letter(partition, offset, message.key(), message.value(), headers)
+        letter = _Letter(partition, offset, message.key(), message.value(), headers, letter_bytes(message))
         self._pending.setdefault(partition, {})[offset] = letter
         self.pending += 1
         self.pending_bytes += letter.bytes

@@ -79,6 +79,11 @@ class Decoder:
         self._metas = BytesCache[ParsedTargeting](targeting_cache_bytes_max // 2)
         self._schedules = BytesCache[Schedule](SCHEDULE_CACHE_BYTES_MAX)
 
+    def set_widths(self, dim: int, gate_dim: int) -> None:
+        """From now on vectors have these widths, those of another model. Any thread may say so."""
+        self._embedding = _VectorReader("ad.embedding", dim)
+        self._gate = _VectorReader("ad.gate", gate_dim)
+
     def decode(self, key: bytes | None, value: bytes | None, partition: int, offset: int, timestamp_ms: int) -> AdEvent:
         """Never raises: a bad event has kind BAD, its fault, and ad_id and version where these can be read."""
         try:
@@ -194,12 +199,16 @@ class _VectorReader:
         if given is None or given is UNSET:
             return None if create else given
         if len(given) != self._width:
-            detail = f"the vector has {self._width} numbers, not {len(given)}"
-            raise InvalidInput(self._path, detail, "wrong_length")
+            raise InvalidInput(self._path, *wrong_length(self._width, len(given)))
         try:
             return np.frombuffer(self._pack(*given), dtype=np.float32)  # [width], read-only
         except OverflowError:
             raise InvalidInput(self._path, "a number is beyond what float32 holds", "out_of_range") from None
+
+
+def wrong_length(width: int, given: int) -> tuple[str, str]:
+    """Detail and code of the fault of a vector that has not the width of the index."""
+    return f"the vector has {width} numbers, not {given}", "wrong_length"
 
 
 def _ad_of(envelope: Envelope) -> AdFields:

@@ -40,7 +40,7 @@ CODES = {
 
 OUTCOME_FAULTS = {
     Outcome.UNKNOWN_AD: Fault("unknown_ad", "a modify needs an ad that exists; send a create first"),
-    Outcome.INDEX_FULL: Fault("index_full", "the index has no room for it: raise ads_max, targetings_max or index_bytes_max"),
+    Outcome.INDEX_FULL: Fault("index_full", "no room in the index: raise ads_max, targetings_max or index_bytes_max"),
 }
 
 

@@ -12,14 +12,14 @@ from concurrent.futures import Future
 from confluent_kafka import KafkaError
 
 from gpu_index.schema import Schema
-from ingest.accounting import Accounting
+from ingest.accounting import BATCHES_MAX, Accounting
 from ingest.clients import Clients, OnCommit, OnError, connect
 from ingest.commits import Commits
 from ingest.config import IngestConfig
-from ingest.consumer import Reader, Sink
+from ingest.consumer import CONSUME_MAX, RECEIVED_BYTES_MAX, Reader, Sink
 from ingest.dead_letters import DeadLetters
 from ingest.decode import Decoder
-from ingest.statistics import Progress, Statistics
+from ingest.statistics import GAPS_MAX, InUse, Progress, Statistics
 from ingest.watch import TopicView, TopicWatcher
 
 COMMIT_WAIT_S = 2.0  # at the end, for the last commit
@@ -65,6 +65,7 @@ class Ingest:
             schema.fingerprint,
             thread,
         )
+        self.statistics.limits = self.limits
         self._clock, self._new_thread = clock, thread
         self._watching = False
 
@@ -79,6 +80,19 @@ class Ingest:
     def look_again(self) -> Future[TopicView | None]:
         """The topic as a look sees it that begins after this call; None where it sees nothing. Not to be cancelled."""
         return self._watcher.look_again()
+
+    def limits(self) -> dict[str, InUse]:
+        """What ingest holds at most, and holds now, by the names of docs/operations.md."""
+        config, letters = self._config, self._dead_letters
+        lane_events, lane_bytes = self._reader.waiting()
+        return {
+            "lane_events": InUse(lane_events, config.buffer_events_max + CONSUME_MAX),
+            "lane_bytes": InUse(lane_bytes, self._reader.bytes_max + RECEIVED_BYTES_MAX),
+            "batches": InUse(self._accounting.batches, BATCHES_MAX),
+            "dead_letters": InUse(letters.pending, config.dead_letters_max + config.batch_events_max),
+            "dead_letter_bytes": InUse(letters.pending_bytes, config.dead_letter_bytes_max + config.batch_bytes_max),
+            "gaps": InUse(self.statistics.gaps_kept, GAPS_MAX),
+        }
 
     def start(self, start_offsets: Mapping[int, int] | None = None, topic_id: str | None = None) -> None:
         """Reads on from these offsets (partition -> the next one to read); partitions not named, and all without,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from gpu_index.events import AdEvent, Outcome
 from ingest.histogram import Histogram
+
+GAPS_MAX = 100  # kept; of those that were accepted, older ones are only counted
 
 GapKind = Literal["removed", "ahead", "replaced"]
 
@@ -26,6 +28,13 @@ class Gap(msgspec.Struct, frozen=True):
     next: int | None  # where reading goes on; None: nowhere
     refused: bool
     detail: str
+
+
+class InUse(NamedTuple):
+    """A bound, and how much of it is in use."""
+
+    in_use: int
+    limit: int
 
 
 class PartitionState(msgspec.Struct):
@@ -61,6 +70,8 @@ class Statistics:
         self._outcomes: Counter[Outcome] = Counter()
         self._faults: Counter[str] = Counter()
         self._gaps: list[Gap] = []
+        self._gap_count = 0
+        self.limits: Callable[[], dict[str, InUse]] = dict  # Ingest.limits, once there is one
         self._bytes = 0
         self._dead_letters = {"sent": 0, "pending": 0, "already_sent": 0}
         self._caught_up = False
@@ -81,7 +92,11 @@ class Statistics:
 
     def gap_found(self, gap: Gap) -> None:
         with self._lock:
+            self._gap_count += 1
             self._gaps.append(gap)
+            accepted = [each for each in self._gaps if not each.refused]
+            if len(accepted) > GAPS_MAX:
+                self._gaps.remove(accepted[0])
             self._partitions[gap.partition].held |= gap.refused
 
     def bytes_received(self, count: int) -> None:
@@ -169,6 +184,10 @@ class Statistics:
         with self._lock:
             return set(range(self._partition_count or 0)) | set(self._partitions)
 
+    @property
+    def gaps_kept(self) -> int:
+        return len(self._gaps)
+
     def progress(self) -> Progress:
         with self._lock:
             refused = [gap for gap in self._gaps if gap.refused]
@@ -230,6 +249,7 @@ class Statistics:
                     }
                     for name, histogram in self.histograms().items()
                 },
+                "gap_count": self._gap_count,
                 "gaps": [msgspec.to_builtins(gap) for gap in self._gaps],
                 "problems": dict(self._problems),
             }

@@ -15,7 +15,7 @@ from kernels.cuda.top_k import top_k
 from kernels.cuda.types import TOP_K_MAX, DeviceArray, OutOfDeviceMemory, TopK, TopKJob, UserVectors
 from scoring.request import Request
 from scoring.seam import Ranked, Survivors, TooMuchAtOnce
-from scoring.user import User
+from scoring.user import User, UserFeatures
 
 
 class _Lane:
@@ -94,6 +94,7 @@ def _lanes(
         mine: DeviceArray = mask
         if made.slots and pathway.filter is not None:
             mine = made.filtered(mask, index.fields.filter(pathway.filter), now_us)
+        assert not isinstance(pathway.user, UserFeatures), "the towers come before the engine"
         user = None if pathway.user is None else users.setdefault(id(pathway.user), _vectors(pathway.user))
         k = min(pathway.k + before, TOP_K_MAX)  # those before may take some of the best
         before += pathway.k

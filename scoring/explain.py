@@ -14,6 +14,7 @@ from kernels.precision import dequantise
 from scoring.reference import score_parts
 from scoring.request import Pathway, Request
 from scoring.retrieve import retrieve
+from scoring.user import UserFeatures
 
 
 def explain(index: Index, ad_id: str, request: Request) -> dict[str, object] | None:
@@ -37,6 +38,7 @@ def explain(index: Index, ad_id: str, request: Request) -> dict[str, object] | N
     fields = _fields(index, slot, now_us)
     return {
         "ad_id": ad_id,
+        "model": index.model,
         "eligible": bool(times["eligible"]) and matches,
         "eligibility": times,
         "targeting": explain_expression(expression, values, index.schema.attribute_list, "attr"),
@@ -73,14 +75,25 @@ def _fields(index: Index, slot: int, now_us: int) -> Values:
 def _score(index: Index, slot: int, pathway: Pathway) -> dict[str, object]:
     """The parts of section 4 for the ad as it is stored."""
     a, bid = index.ads, float(index.ads.bid[slot])
-    if pathway.user is None:
+    user = pathway.user
+    if user is None:
         return {"bid": bid, "score": 0.5, "value": 0.5 * bid, "experts": None}
+    assert not isinstance(user, UserFeatures), "the towers come before the engine"
     embedding = dequantise(a.embedding[slot], a.embedding_scale[slot], index.dim)
     gate = dequantise(a.gate[slot], a.gate_scale[slot], index.gate_dim)
-    parts = score_parts(pathway.user, np.asarray(embedding)[None], np.asarray(gate)[None])
+    parts = score_parts(user, np.asarray(embedding)[None], np.asarray(gate)[None])
     score = float(parts.score[0])
     experts = [
         {"gate_logit": float(parts.z[0, e]), "weight": float(parts.g[0, e]), "dot": float(parts.products[0, e])}
-        for e in range(len(pathway.user.experts))
+        for e in range(len(user.experts))
     ]
-    return {"bid": bid, "y": float(parts.y[0]), "score": score, "value": score * bid, "experts": experts}
+    return {
+        "bid": bid,
+        "y": float(parts.y[0]),
+        "temperature": user.temperature,
+        "bias": user.bias,
+        "route": user.route,
+        "score": score,
+        "value": score * bid,
+        "experts": experts,
+    }

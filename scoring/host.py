@@ -18,7 +18,7 @@ from kernels.score import score
 from kernels.top_k import top_k
 from scoring.request import Pathway, Request
 from scoring.seam import Ranked, Survivors
-from scoring.user import User, pack
+from scoring.user import User, UserFeatures, pack
 
 UNSCORED = 0.5  # the score where a request has no user
 
@@ -84,6 +84,7 @@ def _lanes(index: Index, request: Request, slots: NDArray[np.uint32]) -> list[_L
         key = id(pathway.user)
         if key not in jobs:
             wanted = needed[key]
+            assert not isinstance(pathway.user, UserFeatures), "the towers come before the engine"
             jobs[key] = _Job(pathway.user, slots if wanted is None else slots[wanted])
     lanes = []
     for pathway, mine in zip(request.pathways, own, strict=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from gpu_index.index import ModelName
 from gpu_index.targeting import Expression
 from gpu_index.values import RequestAttributes
-from scoring.user import User
+from scoring.user import User, UserFeatures
 
 RankBy = Literal["value", "score"]
 CapField = Literal["advertiser_id", "campaign_id"]
@@ -23,7 +24,7 @@ class Pathway(msgspec.Struct, frozen=True):
     name: str
     k: int
     rank_by: RankBy = "value"
-    user: User | None = None  # None: every score is 0.5
+    user: User | UserFeatures | None = None  # None: every score is 0.5; features become a User before the engine
     filter: Expression | None = None  # its own; the request's comes on top
 
 
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, frozen=True):
     now_us: int | None = None  # a `now` of the request's own
     min_offsets: dict[int, int] = {}  # partition -> last offset that the answer must include
     wait_ms: int = 500
+    context: dict[str, Any] | None = None  # the serving context, for a model
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -53,3 +55,4 @@ class Answer(msgspec.Struct):
     indexed: int
     offsets: dict[int, int]  # partition -> last offset included
     timings_ms: dict[str, float]
+    model: ModelName | None = None  # whose all the scores are

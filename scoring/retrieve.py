@@ -49,7 +49,8 @@ def _batch(backend: Backend, index: Index, requests: Sequence[Request]) -> list[
     timings = survivors.timings_ms | {"rank": (perf_counter_ns() - began) / 1e6}
     offsets = {partition: position - 1 for partition, position in index.positions.items()}
     return [
-        Answer(given, survivors.eligible[r], index.count, offsets, timings) for r, given in enumerate(results)
+        Answer(given, survivors.eligible[r], index.count, offsets, timings, index.model)
+        for r, given in enumerate(results)
     ]  # the batch's timings, which each of its requests waited for
 
 

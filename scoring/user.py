@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,28 +30,41 @@ class User(msgspec.Struct, frozen=True, eq=False):
     route: int  # experts that take part, 1 .. E
 
 
-def parse_user(raw: object, dim: int, gate_dim: int, experts_max: int, path: str = "user") -> User:
-    """The user of a request without a model: 1 to `experts_max` experts of width `dim`, gates of width `gate_dim` and
-    a gate bias where given, else zeros. Raises InvalidInput with the path of the fault."""
+class UserFeatures(msgspec.Struct, frozen=True, eq=False):
+    """What a request tells of a user, for the model's towers to make a User of."""
+
+    features: dict[str, Any]
+    place: str = "user"  # in the request
+
+
+def parse_user(
+    raw: object, dim: int, gate_dim: int, experts_max: int, path: str = "user", *, with_model: bool = False
+) -> User | UserFeatures:
+    """The user of a request: 1 to `experts_max` experts of width `dim`, gates of width `gate_dim` and a gate bias where
+    given, else zeros; or, with a model, features. Raises InvalidInput with the path of the fault."""
     try:
-        return _parse(raw, dim, gate_dim, experts_max)
+        return _parse(raw, dim, gate_dim, experts_max, with_model)
     except InvalidInput as fault:
         raise fault.under(path) from None
 
 
-def _parse(raw: object, dim: int, gate_dim: int, experts_max: int) -> User:
+def _parse(raw: object, dim: int, gate_dim: int, experts_max: int, with_model: bool) -> User | UserFeatures:
     if type(raw) is not dict:
         raise InvalidInput("", f'a user is an object such as {{"experts": [[…]]}}, not {shown(raw)}', "wrong_type")
     for name in raw:
         if name not in FIELDS:
             detail = f"a user has no field {shown(name)}{nearest(str(name), FIELDS)}"
             raise InvalidInput(step(str(name)), detail, "unknown_field")
-    if raw.get("features") is not None:
-        detail = "features need a model and this service has none: send the user's vectors as experts"
-        raise InvalidInput("features", detail, "no_model")
-    given = raw.get("experts")
+    features, given = raw.get("features"), raw.get("experts")
+    if features is not None:
+        if not with_model:
+            detail = "features need a model and this service has none: send the user's vectors as experts"
+            raise InvalidInput("features", detail, "no_model")
+        return _features(features, raw)
     if given is None:
-        raise InvalidInput("experts", f"a user needs experts: 1 to {experts_max} vectors of width {dim}", "missing")
+        needed = f"experts: 1 to {experts_max} vectors of width {dim}"
+        what = f"features, or {needed}" if with_model else needed
+        raise InvalidInput("features" if with_model else "experts", f"a user needs {what}", "missing")
     experts = _vectors(given, dim, "experts")
     count = len(experts)
     if not 1 <= count <= experts_max:
@@ -63,6 +77,16 @@ def _parse(raw: object, dim: int, gate_dim: int, experts_max: int) -> User:
     if raw.get("gate_bias") is not None:
         gate_bias = _vector(raw["gate_bias"], count, "gate_bias", "one for each expert")
     return User(experts, gates, gate_bias, temperature=1.0, bias=0.0, route=count)
+
+
+def _features(features: object, user: dict[str, object]) -> UserFeatures:
+    for name in ("experts", "gates", "gate_bias"):
+        if user.get(name) is not None:
+            detail = f"a user has features, of which the model makes vectors, or {name} of its own, not both"
+            raise InvalidInput(name, detail, "not_both")
+    if type(features) is not dict:
+        raise InvalidInput("features", f"features are an object, not {shown(features)}", "wrong_type")
+    return UserFeatures(features)
 
 
 def _vectors(raw: object, width: int, path: str) -> NDArray[np.float32]:

@@ -38,16 +38,18 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: int = 1
-    epochs: int = 40
-    patience: int = 5  # epochs without a better validation NDCG@10 before it stops
+    epochs: int = 12
+    patience: int = 4  # epochs without a better validation NDCG@10 before it stops
     batch: int = 64  # windows of users' histories
-    negatives: int = 512  # shared by a batch; 0: the whole catalogue
-    learning_rate: float = 2e-3
+    negatives: int = 256  # shared by a batch; 0: the whole catalogue
+    learning_rate: float = 4e-3
     warm_up: int = 50  # steps
     weight_decay: float = 1e-4
-    dropout: float = 0.2
+    dropout: float = 0.35
     id_dropout: float = 0.1  # how often an ad's id is hidden, so that content alone makes a vector too
-    balance: float = 0.01  # weight of the load balance between experts
+    signal_dropout: float = 0.1  # how often a cohort signal, the context or other surfaces are missing
+    impressions: int = 256  # of a batch, whose clicks are predicted too, where the data says what was shown
+    balance: float = 0.1  # weight of the load balance between experts
     rounding: bool = True  # int8 rounding of ads' vectors in the loop
     popularity: float = 0.5  # negatives are drawn by count ** popularity
     cold: float = 0.0  # share of the items that are kept out of training, to measure a cold start

@@ -96,7 +96,8 @@ def _s3rec(source: Path) -> tuple[Rows, Rows, Rows]:
     if attributes is None:
         raise DataError(f"{source} has no file NAME_item2attributes.json")
     categories: dict[str, list[Any]] = msgspec.json.decode(attributes.read_bytes())
-    interactions, users = [], []
+    interactions: Rows = []
+    users: Rows = []
     named = source / f"{attributes.name.removesuffix('_item2attributes.json')}.txt"
     for user, *sequence in (line for line in _lines(named) if line):
         users.append({"user_id": user})

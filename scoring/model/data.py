@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scoring.model.served import AdFeatures
+from scoring.model.interface import AdFeatures
 
 TRAIN, VALIDATION, TEST = range(3)
 SPLITS = ("train", "validation", "test")

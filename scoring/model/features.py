@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoring.model.data import Dataset
-from scoring.model.served import AdFeatures
+from scoring.model.interface import AdFeatures
 
 NO_ITEM, UNKNOWN_ITEM, FIRST_ITEM = 0, 1, 2  # rows of the item table
 LABELS_MAX, WORDS_MAX = 16, 24  # of one item; further ones are left out
@@ -43,8 +43,9 @@ class Signal(msgspec.Struct, frozen=True):
     def number(self, value: object, places: Mapping[str, int]) -> int:
         """`places` is `places_of(values)`."""
         if self.edges:
-            known = isinstance(value, int | float) and not isinstance(value, bool) and value == value
-            return 1 + bisect_right(self.edges, value) if known else 0  # type: ignore[type-var]
+            if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+                return 0
+            return 1 + bisect_right(self.edges, float(value))
         return places.get(str(value), 0) if value is not None else 0
 
 

@@ -31,6 +31,9 @@ ONE = (
     0.25  # the last element of an ad's vector: near the largest of the others, so that rounding leaves it exact enough
 )
 
+BALANCED = 512  # positions of a batch whose gate weights are balanced
+EXPERT_INIT = 0.1  # of what experts have of their own, against what they share
+
 
 class UserSide(NamedTuple):
     """What a head keeps of P users."""
@@ -49,6 +52,10 @@ class AdSide(NamedTuple):
     gate: Tensor  # [N, G] q
     extra: tuple[Tensor, ...] = ()
 
+    def of(self, which: Tensor) -> AdSide:
+        """Some of them, in any order."""
+        return AdSide(self.embedding[which], self.gate[which], tuple(each[which] for each in self.extra))
+
 
 class Head(nn.Module):
     """Experts, gates and the folded context, which all heads share. Dot is the case of one expert."""
@@ -60,12 +67,17 @@ class Head(nn.Module):
         self.homes = architecture.experts if architecture.head == "gate" else ()
         self.count = max(len(self.homes), 1)
         self.route = architecture.route if self.homes else 1
-        self.expert = nn.Linear(dim, self.count * dim)
+        self.shared = nn.Linear(dim, dim)
+        self.expert = nn.Linear(dim, self.count * dim, bias=False) if self.homes else None
         self.own = nn.ModuleList(nn.Linear(dim, dim, bias=False) for _ in self.homes)
         self.keys = nn.Linear(dim, self.count * (gate_dim + 1)) if self.homes else None
-        self.ad_mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim))
+        last = nn.Linear(2 * dim, dim)
+        self.ad_mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.SiLU(), last)
         self.query = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, gate_dim)) if self.homes else None
-        nn.init.zeros_(self.ad_mlp[-1].weight)
+        nn.init.zeros_(last.weight)
+        for linear in (self.expert, *self.own):  # experts begin alike, as one dot product, and part from there
+            if linear is not None:
+                nn.init.normal_(linear.weight, std=EXPERT_INIT * dim**-0.5)
         if has_context:
             self.modulation = nn.Linear(dim, 2 * dim + 2 * gate_dim)  # context -> γ, β, γ', β'
             nn.init.normal_(self.modulation.weight, std=0.02)
@@ -73,8 +85,9 @@ class Head(nn.Module):
 
     def user(self, trunk: Tensor, towers: dict[str, Tensor], context: Tensor | None) -> UserSide:  # [P, D] each
         gate_dim = self.architecture.gate_dim
-        experts = self.expert(trunk).unflatten(-1, (self.count, -1))  # [P, E, D]
-        if self.homes:
+        experts = self.shared(trunk)[:, None]  # [P, 1, D]
+        if self.expert is not None:
+            experts = experts + self.expert(trunk).unflatten(-1, (self.count, -1))  # [P, E, D]
             own = [linear(towers[home]) for home, linear in zip(self.homes, self.own, strict=True)]
             experts = experts + torch.stack(own, 1)
         gates = trunk.new_zeros(len(trunk), self.count, gate_dim)
@@ -114,11 +127,15 @@ class Head(nn.Module):
         if self.count == 1:
             return products[0] + along(user.bias, paired)
         weights = self.weights(user, ad, paired)
-        mixed = sum((w * product for w, product in zip(weights, products, strict=True)), torch.zeros(()))
-        return mixed + along(user.bias, paired)
+        total = sum(weights[1:], weights[0])
+        mixed, *others = (w * product for w, product in zip(weights, products, strict=True))
+        if self.training and not paired:
+            self.gate_load = torch.stack([(w[:BALANCED] / total[:BALANCED]).mean() for w in weights])
+        return sum(others, mixed) / total + along(user.bias, paired)
 
     def weights(self, user: UserSide, ad: AdSide, paired: bool) -> list[Tensor]:
-        """The gate weights g of each expert, [P, N] or [P] each; where logits tie, the lower-numbered is routed to."""
+        """What the gate weights g of each expert are to each other, [P, N] or [P] each: their softmax but for the sum.
+        Where logits tie, the lower-numbered expert is routed to."""
         root = math.sqrt(self.architecture.gate_dim)
         z = [
             dots(user.gates[:, e], ad.gate, paired) / root + along(user.gate_bias[:, e], paired)
@@ -131,10 +148,6 @@ class Head(nn.Module):
         weights = [(each - largest).exp() for each in z]
         if self.route < self.count:
             weights = [w * routed for w, routed in zip(weights, routed_to(z, self.route), strict=True)]
-        total = torch.stack(weights).sum(0) if paired else sum(weights[1:], weights[0])
-        weights = [w / total for w in weights]
-        if self.training and not paired:
-            self.gate_load = torch.stack([w.mean() for w in weights])
         return weights
 
     def balance(self) -> Tensor:
@@ -144,12 +157,13 @@ class Head(nn.Module):
         return self.count * self.gate_load.square().sum() - 1
 
     def flops(self) -> int:
-        """Of one candidate, multiplications and additions counted as one each: gate logits of all experts, products of
-        those routed to, their softmax and mixture (an exponential counted as one)."""
+        """Of one candidate: gate logits of all experts, comparisons that find those routed to, the products of these,
+        their softmax and mixture. A multiplication, an addition, a comparison and an exponential count as one each."""
         dim, gate_dim, experts = self.architecture.dim, self.architecture.gate_dim, self.count
         if experts == 1:
             return 2 * dim
-        return 2 * experts * gate_dim + 2 * self.route * dim + 5 * self.route
+        routing = experts * (experts - 1) // 2 if self.route < experts else 0
+        return experts * (2 * gate_dim + 1) + routing + 2 * self.route * dim + 4 * self.route - 1
 
 
 class MixtureOfLogits(Head):

@@ -29,9 +29,10 @@ class Ranker(Head):
         self.of_product = nn.Parameter(torch.randn(UNITS, dim) * dim**-0.5)
         self.attention_out = nn.Linear(UNITS, 1)
         self.cross = nn.ModuleList(nn.Linear(width, width) for _ in range(CROSS_LAYERS))
-        self.deep = nn.Sequential(nn.Linear(width, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, 1))
-        nn.init.zeros_(self.deep[-1].weight)
-        nn.init.zeros_(self.deep[-1].bias)
+        last = nn.Linear(2 * dim, 1)
+        self.deep = nn.Sequential(nn.Linear(width, 2 * dim), nn.SiLU(), last)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
 
     def user_with_history(self, side: UserSide, history: Tensor, has: Tensor, trunk: Tensor) -> UserSide:
         """`history` [P, L, D] the base vectors of the items engaged with, `has` [P, L] where there is one"""
@@ -57,7 +58,8 @@ class Ranker(Head):
         for layer in self.cross:
             x = x0 * layer(x) + x
         y = self.deep(x)[..., 0] + (experts * embedding).sum(-1)
-        return (y[:, 0] if paired else y) + along(user.bias, paired)
+        out: Tensor = (y[:, 0] if paired else y) + along(user.bias, paired)
+        return out
 
     def attend(self, history: Tensor, has: Tensor, base: Tensor) -> Tensor:
         """What each candidate `base` [P, N, D] finds in the history -> [P, N, D]"""

@@ -13,7 +13,7 @@ from scoring.model.features import FIRST_ITEM, NO_ITEM, ItemTable
 from scoring.model.heads import AdSide, UserSide
 from scoring.model.network import Network, table_rows, user_batch
 from scoring.model.ranker import Ranker
-from scoring.model.sequences import Sequences, windows
+from scoring.model.sequences import Asked, Impressions, Sequences, windows
 
 USERS_AT_ONCE = 128
 RANKER_USERS_AT_ONCE = 4
@@ -45,7 +45,25 @@ def all_logits(
     ad = encode_catalogue(network, table, rounding, hidden)
     at_once = RANKER_USERS_AT_ONCE if isinstance(network.head, Ranker) else USERS_AT_ONCE
     for at in range(0, len(positions), at_once):
-        yield at, network.head.logits(encode_users(network, table, sequences, positions[at : at + at_once]), ad)
+        own = positions[at : at + at_once]
+        users = np.searchsorted(sequences.start, own, side="right") - 1
+        yield at, network.head.logits(encode_users(network, table, sequences, users, own), ad)
+
+
+@torch.no_grad()
+def impression_logits(
+    network: Network, table: ItemTable, sequences: Sequences, shown: Impressions, rounding: bool
+) -> NDArray[np.float64]:
+    """[impression] the logit of each"""
+    network.eval()
+    out = np.empty(len(shown.user))
+    ad = encode_catalogue(network, table, rounding)
+    for at in range(0, len(out), USERS_AT_ONCE):
+        part = np.arange(at, min(at + USERS_AT_ONCE, len(out)))
+        user = encode_users(network, table, sequences, shown.user[part], shown.position[part], shown.asked.of(part))
+        own = torch.from_numpy(shown.item[part] - FIRST_ITEM).to(network.device)
+        out[part] = network.head.logits(user, ad.of(own), paired=True).cpu().numpy()
+    return out
 
 
 @torch.no_grad()
@@ -59,16 +77,19 @@ def encode_catalogue(
 
 
 @torch.no_grad()
-def encode_users(network: Network, table: ItemTable, sequences: Sequences, positions: Ints) -> UserSide:
-    """The user of each position, as it was before the position's engagement."""
+def encode_users(
+    network: Network, table: ItemTable, sequences: Sequences, users: Ints, positions: Ints, asked: Asked | None = None,
+    given: Tensor | None = None,
+) -> UserSide:  # fmt: skip
+    """Each user as it was before the position's engagement. `given` [user, D]: towers.UserBatch's."""
     architecture = network.architecture
     length = architecture.history
-    users = np.searchsorted(sequences.start, positions, side="right") - 1
-    rows = windows(sequences, users, positions, length, architecture.surface_history)
+    rows = windows(sequences, users, positions, length, architecture.surface_history, asked)
     needed = np.unique(np.concatenate([[NO_ITEM], rows.token.ravel(), rows.surface_token.ravel()]))
     base, text = network.items(table_rows(table, needed, network.device))
     which = torch.from_numpy(np.arange(len(rows.length)) * length + rows.length - 1).to(network.device)
-    return network.users(user_batch(rows, needed, network.device), base, text, which)
+    batch = user_batch(rows, needed, network.device)._replace(given=given)
+    return network.users(batch, base, text, which)
 
 
 def _ranks(sequences: Sequences, positions: Ints, logits: Tensor) -> Ints:

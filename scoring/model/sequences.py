@@ -33,7 +33,9 @@ class Sequences(NamedTuple):
     split: Ints  # [position]
     context: Ints  # [position, name] numbers of its context
     cohort: Ints  # [user, signal]
-    counts: Ints  # [position + 1, label] how often each label was engaged with at earlier positions, all users
+    counts: NDArray[
+        np.int32
+    ]  # [position + 1, label] how often each label was engaged with at earlier positions, all users
     surface_start: Ints  # [user + 1]
     surface_item: Ints  # [event]
     surface_kind: Ints  # [event] which surface, from 1
@@ -43,6 +45,32 @@ class Sequences(NamedTuple):
     def user(self) -> Ints:
         """[position] whose it is"""
         return np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))
+
+
+class Asked(NamedTuple):
+    """What is known of B requests beside their users' histories."""
+
+    time: Ints  # [B]
+    context: Ints  # [B, name]
+
+    def of(self, which: Ints) -> Asked:
+        return Asked(self.time[which], self.context[which])
+
+
+class Impressions(NamedTuple):
+    """What was shown on the served surface, engaged with or not."""
+
+    user: Ints  # [impression]
+    position: Ints  # [impression] the first one of the sequences that was not before it
+    item: Ints  # [impression] row in the item table
+    engaged: NDArray[np.bool_]  # [impression]
+    split: Ints  # [impression]
+    asked: Asked
+
+    def of(self, which: Ints) -> Impressions:
+        arrays = (self.user, self.position, self.item)
+        user, position, item = (each[which] for each in arrays)
+        return Impressions(user, position, item, self.engaged[which], self.split[which], self.asked.of(which))
 
 
 class Windows(NamedTuple):
@@ -78,7 +106,19 @@ def make_sequences(dataset: Dataset, table: ItemTable, vocabularies: Vocabularie
     )  # fmt: skip
 
 
-def label_counts(item: Ints, table: ItemTable, labels: int) -> Ints:
+def make_impressions(dataset: Dataset, vocabularies: Vocabularies) -> Impressions:
+    shown = dataset.interactions
+    served = np.array([name is None for name in shown.surface], bool)
+    engaged = shown.engaged & served
+    position = np.cumsum(engaged) - engaged
+    context = numbers(vocabularies.context, shown.context, len(shown.item))[served]
+    return Impressions(
+        shown.user[served], position[served], shown.item[served] + FIRST_ITEM, engaged[served], shown.split[served],
+        Asked(shown.time[served], context),
+    )  # fmt: skip
+
+
+def label_counts(item: Ints, table: ItemTable, labels: int) -> NDArray[np.int32]:
     """[position + 1, label] running counts of the labels 1 .. `labels` of items [position]."""
     counts = np.zeros((len(item) + 1, labels + 1), np.int32)
     has = np.zeros((len(table.labels), labels + 1), np.int32)
@@ -88,19 +128,27 @@ def label_counts(item: Ints, table: ItemTable, labels: int) -> Ints:
     return counts[:, 1:]
 
 
-def windows(sequences: Sequences, user: Ints, end: Ints, length: int, surface_length: int) -> Windows:
-    """For each (user, position) [B] the row of at most `length` positions that ends with it."""
+def windows(
+    sequences: Sequences, user: Ints, end: Ints, length: int, surface_length: int, asked: Asked | None = None
+) -> Windows:
+    """For each (user, position) [B] the row of at most `length` positions that ends with it. `asked`: the last position
+    is no engagement of the sequences but a request, after the user's engagements up to there."""
     first = sequences.start[user]  # [B]
     begin = np.maximum(first, end - length + 1)
     position = np.minimum(begin[:, None] + np.arange(length), end[:, None])  # [B, L]
+    known = np.minimum(position, len(sequences.item) - 1)
     token = np.where(position == first[:, None], NO_ITEM, sequences.item[position - 1])
+    time, context = sequences.time[known], sequences.context[known]
+    if asked is not None:
+        time = np.where(position == end[:, None], asked.time[:, None], time)
+        context = np.where((position == end[:, None])[..., None], asked.context[:, None], context)
     total = position - first[:, None]
     counts = sequences.counts[position] - sequences.counts[first][:, None]
     shares = counts / np.maximum(total, 1)[..., None]
-    surface = _surfaces(sequences, user, sequences.time[position], surface_length)
+    surface = _surfaces(sequences, user, time, surface_length)
     return Windows(
-        position, end - begin + 1, token, shares.astype(np.float32), np.log1p(total).astype(np.float32),
-        sequences.cohort[user], sequences.context[position], *surface,
+        known, end - begin + 1, token, shares.astype(np.float32), np.log1p(total).astype(np.float32),
+        sequences.cohort[user], context, *surface,
     )  # fmt: skip
 
 

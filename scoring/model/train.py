@@ -25,19 +25,23 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from scoring.model.config import Architecture, Recipe
 from scoring.model.data import TRAIN, VALIDATION, Dataset
 from scoring.model.features import FIRST_ITEM, NO_ITEM, ItemTable, Vocabularies, catalogue, make_vocabularies
 from scoring.model.heads import UserSide
+from scoring.model.metrics import fit_calibration, normalised_entropy
 from scoring.model.network import Network, table_rows, user_batch
-from scoring.model.ranking import rank_targets, ranking_metrics
-from scoring.model.sequences import Sequences, make_sequences, windows
+from scoring.model.ranking import impression_logits, rank_targets, ranking_metrics
+from scoring.model.sequences import Sequences, Windows, make_impressions, make_sequences, windows
+from scoring.reference import sigmoid
 
 RANKER_POSITIONS = 128  # of a batch, that the ranker is trained on: each of its candidates costs a thousand times more
 RANKER_NEGATIVES = 64
 VALIDATION_TARGETS_MAX = 1000
+VALIDATION_IMPRESSIONS_MAX = 10_000
+MAY_CHANGE = ("epochs", "minutes", "patience")  # of the recipe, where a run goes on
 
 Json = dict[str, Any]
 
@@ -57,12 +61,17 @@ class Trainer:
         )
         self.trained = trained_positions(self.sequences, recipe, len(dataset.items))
         self.drawn, self.chance = _negative_items(self.sequences, self.trained, recipe, len(dataset.items))
+        self.shown = make_impressions(dataset, self.vocabularies)
+        self.judged = np.flatnonzero((self.shown.split == TRAIN) & ~_cold_rows(self.shown.item, recipe, dataset))
+        self.predicts_clicks = bool(recipe.impressions) and not self.shown.engaged[self.judged].all()
+        per_user = np.bincount(self.sequences.user[self.trained])
+        self.epoch_steps = math.ceil(np.ceil(per_user / architecture.history).sum() / recipe.batch)
         self.epoch = self.step = self.best_epoch = 0
-        self.best = -1.0
+        self.best = -math.inf
         self.seconds = 0.0
         self.curve: list[Json] = []
 
-    def run(self, progress: Callable[[Json], None] = lambda line: None) -> Json:
+    def run(self, progress: Callable[[Json], None]) -> Json:
         """Trains until it is done -> what run.json says. `progress` is told of each epoch."""
         self.folder.mkdir(parents=True, exist_ok=True)
         recipe = self.recipe
@@ -75,8 +84,9 @@ class Trainer:
             self.seconds += perf_counter() - start
             line: Json = {"epoch": self.epoch, "step": self.step, "seconds": round(self.seconds, 1), "loss": loss}
             line |= {f"validation_{name}": value for name, value in self.validate().items()}
-            if line["validation_ndcg@10"] > self.best:
-                self.best, self.best_epoch = line["validation_ndcg@10"], self.epoch
+            value = -line["validation_entropy"] if self.predicts_clicks else line["validation_ndcg@10"]
+            if value > self.best:
+                self.best, self.best_epoch = value, self.epoch
                 save_file(self._weights(), self.folder / "best.safetensors")
             self.curve.append(line)
             self.save()
@@ -111,7 +121,7 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = self._loss(users, ends)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
@@ -119,13 +129,13 @@ class Trainer:
 
     def _rate(self) -> float:
         """Of the learning rate: up in a straight line, then down as half a cosine to a tenth at the last epoch."""
-        steps_per_epoch = max(1, math.ceil(self.trained.sum() / self.architecture.history / self.recipe.batch))
-        done = min(self.step / (steps_per_epoch * self.recipe.epochs), 1.0)
+        done = min(self.step / (self.epoch_steps * self.recipe.epochs), 1.0)
         return min(1.0, (self.step + 1) / self.recipe.warm_up) * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
     def _loss(self, users: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
         architecture, recipe = self.architecture, self.recipe
         rows = windows(self.sequences, users, ends, architecture.history, architecture.surface_history)
+        rows = self._hide_signals(rows)
         in_row = np.arange(architecture.history) < rows.length[:, None]
         which = np.flatnonzero(in_row & self.trained[rows.position])  # [P]
         count = recipe.negatives
@@ -134,23 +144,53 @@ class Trainer:
             count = RANKER_NEGATIVES
         target = self.sequences.item[rows.position.ravel()[which]]  # [P] rows of the table
         negative = self._negatives(count)
-        needed = np.unique(
-            np.concatenate([[NO_ITEM], rows.token.ravel(), rows.surface_token.ravel(), target, negative])
-        )
-        hide = torch.from_numpy(self.rng.random(len(needed)) < recipe.id_dropout).to(self.device)
-        base, text = self.network.items(table_rows(self.table, needed, self.device), hide)
-        user = self.network.users(
-            user_batch(rows, needed, self.device), base, text, torch.from_numpy(which).to(self.device)
-        )
+        user, base, needed = self._encode(rows, which, np.concatenate([target, negative]))
         loss = self._softmax(user, base, needed, target, negative)
-        balance: Tensor = self.network.head.balance()
-        return loss + recipe.balance * balance
+        loss = loss + recipe.balance * self.network.head.balance()
+        return loss + self._clicks() if self.predicts_clicks else loss
+
+    def _encode(
+        self, rows: Windows, which: NDArray[np.int64], items: NDArray[np.int64]
+    ) -> tuple[UserSide, Tensor, NDArray[np.int64]]:
+        """Users at the places `which` of the windows -> user side, base vectors [needed, D], and the rows of the item
+        table that these are of: the windows' own and `items`. Some ids are hidden."""
+        tokens = (rows.token.ravel(), rows.surface_token.ravel())
+        needed = np.unique(np.concatenate([[NO_ITEM], *tokens, items]))
+        hide = torch.from_numpy(self.rng.random(len(needed)) < self.recipe.id_dropout).to(self.device)
+        base, text = self.network.items(table_rows(self.table, needed, self.device), hide)
+        batch = user_batch(rows, needed, self.device)
+        return self.network.users(batch, base, text, torch.from_numpy(which).to(self.device)), base, needed
+
+    def _clicks(self) -> Tensor:
+        """Log loss of the clicks of impressions drawn evenly, in units of that of knowing nothing but their share."""
+        length, recipe = self.architecture.history, self.recipe
+        shown = self.shown.of(self.rng.choice(self.judged, recipe.impressions))
+        rows = windows(
+            self.sequences, shown.user, shown.position, length, self.architecture.surface_history, shown.asked
+        )
+        which = np.arange(len(shown.user)) * length + rows.length - 1
+        user, base, needed = self._encode(self._hide_signals(rows), which, shown.item)
+        places = torch.from_numpy(np.searchsorted(needed, shown.item)).to(self.device)
+        logits = self.network.head.logits(user, self.network.ads(base[places], recipe.rounding), paired=True).float()
+        share = float(self.shown.engaged[self.judged].mean())
+        clicked = torch.from_numpy(shown.engaged.astype(np.float32)).to(self.device)
+        offset = math.log(share / (1 - share))  # a logit of 0 says what is said of no ad in particular
+        unknowing = -(share * math.log(share) + (1 - share) * math.log(1 - share))
+        return binary_cross_entropy_with_logits(logits + offset, clicked) / unknowing
+
+    def _hide_signals(self, rows: Windows) -> Windows:
+        """Now and then a signal is missing, so that there is something to fall back to when a request lacks it."""
+        share, count = self.recipe.signal_dropout, len(rows.length)
+        hidden = self.rng.random((count, rows.cohort.shape[1] + 2)) < share  # [B, signal, context and surfaces]
+        context = np.where(hidden[:, -1, None, None], 0, rows.context)
+        surface_at = np.where(hidden[:, -2, None], 0, rows.surface_at)
+        return rows._replace(cohort=np.where(hidden[:, :-2], 0, rows.cohort), context=context, surface_at=surface_at)
 
     def _softmax(
         self, user: UserSide, base: Tensor, needed: NDArray[np.int64], target: NDArray[np.int64],
         negative: NDArray[np.int64],
     ) -> Tensor:  # fmt: skip
-        """Cross entropy of each target [P] against the negatives [N], or against the catalogue where they are all of it."""
+        """Cross entropy of each target [P] against the negatives [N], or the catalogue where they are all of it."""
         head, rounding = self.network.head, self.recipe.rounding
         places = torch.from_numpy(np.searchsorted(needed, negative)).to(self.device)
         logits = head.logits(user, self.network.ads(base[places], rounding)).float()  # [P, N]
@@ -175,14 +215,25 @@ class Trainer:
             targets = default_rng(0).choice(targets, VALIDATION_TARGETS_MAX, replace=False)
         limit = 300 if self.architecture.head == "ranker" else None
         ranks = rank_targets(self.network, self.table, self.sequences, np.sort(targets)[:limit], self.recipe.rounding)
-        return ranking_metrics(ranks)
+        metrics = ranking_metrics(ranks)
+        if self.predicts_clicks:
+            chosen = np.flatnonzero(self.shown.split == VALIDATION)
+            if len(chosen) > VALIDATION_IMPRESSIONS_MAX:
+                chosen = default_rng(0).choice(chosen, VALIDATION_IMPRESSIONS_MAX, replace=False)
+            shown = self.shown.of(chosen)
+            logits = impression_logits(self.network, self.table, self.sequences, shown, self.recipe.rounding)
+            temperature, bias = fit_calibration(logits, shown.engaged)
+            metrics["entropy"] = normalised_entropy(sigmoid(temperature * logits + bias), shown.engaged)
+        return metrics
 
     def save(self) -> None:
-        """Everything that training goes on from. The state is put in place last, so that it never names what is torn."""
+        """All that training goes on from. The state is put in place last, so that it never names what is torn."""
         tensors = {f"network.{name}": value for name, value in self._weights().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value.contiguous() for name, value in state.items()}
         tensors["random"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
         part = self.folder / "last.part"
         save_file(tensors, part)
         part.replace(self.folder / "last.safetensors")
@@ -194,10 +245,10 @@ class Trainer:
     def resume(self) -> None:
         """Goes on from what `save` wrote. Raises TrainingError where it was another run."""
         held: Json = msgspec.json.decode((self.folder / "run.json").read_bytes())
-        mine = self.state()
-        for name in ("architecture", "recipe"):
-            changed = [key for key in mine[name] if msgspec.to_builtins(mine[name][key]) != held[name].get(key)]
-            changed = [key for key in changed if key not in ("epochs", "minutes", "patience")]
+        for mine, kind in ((self.architecture, Architecture), (self.recipe, Recipe)):
+            other = msgspec.convert(held[kind.__name__.lower()], kind)
+            names = [name for name in kind.__struct_fields__ if getattr(mine, name) != getattr(other, name)]
+            changed = [name for name in names if name not in MAY_CHANGE]
             if changed:
                 raise TrainingError(f"{self.folder} holds a run with another {changed[0]}: give another folder")
         tensors = load_file(self.folder / "last.safetensors")
@@ -210,6 +261,8 @@ class Trainer:
                 state.setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
         torch.set_rng_state(tensors["random"])
+        if self.device.type == "cuda" and "random_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
         self.rng.bit_generator.state = held["random"]
         self.epoch, self.step, self.best_epoch, self.best = (
             held[name] for name in ("epoch", "step", "best_epoch", "best")
@@ -227,6 +280,26 @@ class Trainer:
         return {name: value.detach().cpu().contiguous() for name, value in self.network.state_dict().items()}
 
 
+def use_threads(count: int) -> None:
+    """Of PyTorch; 0: as many as it chooses."""
+    if count:
+        torch.set_num_threads(count)
+
+
+def load_run(dataset: Dataset, folder: Path) -> Trainer:
+    """A trained run with its best weights. Raises TrainingError."""
+    try:
+        held = msgspec.json.decode((folder / "run.json").read_bytes())
+        best = load_file(folder / "best.safetensors")
+    except OSError as error:
+        raise TrainingError(f"{folder} holds no trained run: {error.filename or error} is missing") from None
+    architecture = msgspec.convert(held["architecture"], Architecture)
+    trainer = Trainer(dataset, architecture, msgspec.convert(held["recipe"], Recipe), folder)
+    trainer.resume()
+    trainer.network.load_state_dict(best)
+    return trainer
+
+
 class TrainingError(Exception):
     """Training cannot go on. The message is a sentence that says what to do."""
 
@@ -234,6 +307,12 @@ class TrainingError(Exception):
 def cold_items(recipe: Recipe, items: int) -> NDArray[np.bool_]:
     """[item] those that are kept out of training: drawn from the seed."""
     return default_rng(recipe.seed + 7_919).random(items) < recipe.cold
+
+
+def _cold_rows(rows: NDArray[np.int64], recipe: Recipe, dataset: Dataset) -> NDArray[np.bool_]:
+    """Which of these rows of the item table are of cold items."""
+    cold: NDArray[np.bool_] = cold_items(recipe, len(dataset.items))[rows - FIRST_ITEM]
+    return cold
 
 
 def trained_positions(sequences: Sequences, recipe: Recipe, items: int) -> NDArray[np.bool_]:

@@ -123,7 +123,7 @@ def test_a_body_that_is_no_request_is_a_problem(
 def test_addresses_and_methods_that_do_not_exist_are_problems(service: Running) -> None:
     problem(service.get("/"), 404, "not-found")
     problem(service.get("/v1/retrieve/"), 404, "not-found")
-    problem(service.get("/v1/admin/model"), 404, "not-found")
+    problem(service.get("/v1/admin/models"), 404, "not-found")
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
         response = service.request(method, "/v1/retrieve")
         problem(response, 405, "method-not-allowed")

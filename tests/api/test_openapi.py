@@ -18,6 +18,7 @@ from api.server import listen
 from api.warm_up import warm_up
 from kernels.precision import Precision
 from tests.api.running import SCHEMA, Running
+from tests.fake_model import FakeModel
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = 50  # of each operation
@@ -28,7 +29,8 @@ SEED = 20261130
 def address() -> Iterator[str]:
     """A service on a port, with a token and an ad."""
     warm_up(SCHEMA, 2, 2, Precision.INT8)  # schemathesis minds slow answers, and the first ones compile
-    running = Running(allow_now=True, admin_token="t0ken", dim=2, gate_dim=2, experts=2)
+    model = FakeModel("fake", dim=2, gate_dim=2, experts=2)
+    running = Running(allow_now=True, admin_token="t0ken", model=model, load_model=lambda _: model)
     running.begin()
     adults = {"attr": "age", "between": [18, None]}
     running.take({"type": "create", "ad_id": "1", "ad": {"bid": 1, "targeting": adults}})

@@ -28,8 +28,8 @@ def create(ad_id: str, partition: int = 0, timestamp_ms: int = 0, **more: object
     return Record(ad_id.encode(), msgspec.json.encode(event), partition, timestamp_ms)
 
 
-def bad(ad_id: str, partition: int = 0, timestamp_ms: int = 0) -> Record:
-    return create(ad_id, partition, timestamp_ms, ad={"bid": -1})
+def bad(ad_id: str, partition: int = 0, timestamp_ms: int = 0, **more: object) -> Record:
+    return create(ad_id, partition, timestamp_ms, ad={"bid": -1}, **more)
 
 
 class Engine:

@@ -1,0 +1,80 @@
+"""Windows of histories against a plain account of the same users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `model`")
+
+from scoring.model.features import FIRST_ITEM, NO_ITEM, Signal, catalogue, labels_of, make_vocabularies, words_of
+from scoring.model.sequences import make_impressions, make_sequences, windows
+from scoring.model.served import AdFeatures
+from tests.scoring.model.tiny import dataset
+
+LENGTH, SURFACE_LENGTH = 5, 3
+
+
+def test_windows_see_what_came_before_and_nothing_else(tmp_path: Path) -> None:
+    data = dataset(tmp_path)
+    vocabularies = make_vocabularies(data, 64)
+    table = catalogue(data.items, vocabularies)
+    sequences = make_sequences(data, table, vocabularies)
+    shown = data.interactions
+    rng = np.random.default_rng(2)
+    for position in rng.choice(len(sequences.item), 60, replace=False).tolist():
+        user = int(sequences.user[position])
+        row = windows(sequences, np.array([user]), np.array([position]), LENGTH, SURFACE_LENGTH)
+        own = [i for i in range(len(shown.user)) if shown.user[i] == user and shown.surface[i] is None]
+        others = [i for i in range(len(shown.user)) if shown.user[i] == user and shown.surface[i] is not None]
+        at = position - int(sequences.start[user])
+        first = max(0, at - LENGTH + 1)
+        assert row.length[0] == at - first + 1
+        for place, p in enumerate(range(first, at + 1)):
+            before = own[:p]
+            assert row.token[0, place] == (FIRST_ITEM + shown.item[before[-1]] if before else NO_ITEM)
+            assert row.total[0, place] == pytest.approx(np.log1p(len(before)))
+            for number, label in enumerate(vocabularies.labels[: vocabularies.aggregates]):
+                having = sum(label in labels_of(data.items[shown.item[i]]) for i in before)
+                assert row.shares[0, place, number] == pytest.approx(having / max(len(before), 1))
+            earlier = [i for i in others if shown.time[i] < shown.time[own[p]]]
+            newest = row.surface_token[0, row.surface_at[0, place]]
+            known = [i for i in others if shown.time[i] < shown.time[own[at]]][-(SURFACE_LENGTH - 1) :]
+            seen = earlier and earlier[-1] in known
+            assert newest == (FIRST_ITEM + shown.item[earlier[-1]] if seen else NO_ITEM)
+
+
+def test_impressions_stand_after_what_was_engaged_with_before_them(tmp_path: Path) -> None:
+    data = dataset(tmp_path, shown=True)
+    vocabularies = make_vocabularies(data, 64)
+    sequences = make_sequences(data, catalogue(data.items, vocabularies), vocabularies)
+    shown = make_impressions(data, vocabularies)
+    assert 0 < shown.engaged.mean() < 1
+    for i in range(len(shown.user)):
+        before = sequences.item[sequences.start[shown.user[i]] : shown.position[i]]
+        engaged = [j for j in range(i) if shown.user[j] == shown.user[i] and shown.engaged[j]]
+        assert before.tolist() == shown.item[engaged].tolist()
+
+
+def test_signals_become_numbers() -> None:
+    text = Signal(values=["b", "a"])
+    assert [text.number(value, {"b": 1, "a": 2}) for value in ("a", "b", "c", None, 3)] == [2, 1, 0, 0, 0]
+    number = Signal(edges=[1.0, 2.0])
+    assert [number.number(value, {}) for value in (0, 1, 1.5, 99, "1", True, None, float("nan"))] == [
+        1, 2, 2, 3, 0, 0, 0, 0,
+    ]  # fmt: skip
+    assert (text.size, number.size) == (3, 4)
+
+
+def test_an_ad_becomes_labels_and_words() -> None:
+    ad = AdFeatures(
+        ad_id="1", advertiser_id="7", fields={"format": ["video"], "bad": [{"a": 1}]},
+        features={"title": "New, new in store!", "categories": ["IAB1"], "other": {"x": 1}, "n": 3},
+    )  # fmt: skip
+    assert labels_of(ad) == ["advertiser_id=7", "bad={'a': 1}", "format=video", "categories=IAB1"]
+    words = words_of(ad.features.values(), 1000)
+    assert len(words) == 3
+    assert all(1 <= word < 1000 for word in words)
+    assert words == words_of(["NEW in store"], 1000)

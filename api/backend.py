@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +11,12 @@ from gpu_index.snapshot import DoesNotFit
 from kernels.cuda.types import Device, NoDevice, OutOfDeviceMemory
 
 INSTALL = "install mirach[cuda13] or mirach[cuda12], by the driver's CUDA version"
-log = logging.getLogger("mirach.backend")
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     device: Device | None  # None: the CPU
+    why: str  # for the log
 
     @property
     def name(self) -> str:
@@ -47,24 +46,21 @@ class Backend:
             ) from error
 
 
-CPU = Backend(None)
+CPU = Backend(None, "as the setting says")
 
 
 def choose_backend(wanted: str) -> Backend:
     """For the setting auto, cpu or cuda. Raises UserError: there is no GPU and cuda was asked for."""
     if wanted == "cpu":
-        log.info("backend cpu: as the setting says")
         return CPU
     try:
         device = _open()
     except NoDevice as error:
         if wanted == "cuda":
             raise UserError(f"backend cuda: {error}; take backend cpu or auto to run without a GPU") from None
-        log.info("backend cpu: %s", error)
-        return CPU
+        return Backend(None, str(error))
     free, total = device.memory()
-    log.info("backend cuda: %s, %.1f of %.1f GiB free", device.name, free / 2**30, total / 2**30)
-    return Backend(device)
+    return Backend(device, f"{device.name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
 
 
 def _open() -> Device:

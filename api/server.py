@@ -257,6 +257,7 @@ class Run:
         process.service.towers.start()
         process.engine.call(partial(timed_warm_up, process.service.backend)).add_done_callback(self._loaded)
         backend = process.service.backend
+        log.info("backend %s: %s", backend.name, backend.why)
         log.info("listening on %s, backend %s, precision %s", process.address, backend.name, self.settings.precision)
         begin = asyncio.create_task(self._begin())
         watch = asyncio.create_task(self._watch())

@@ -92,6 +92,9 @@ class Copy(Protocol):
     def sync(self) -> int:
         """Brings it up to date. -> bytes sent"""
 
+    def memory(self) -> dict[str, int]:
+        """Bytes by part."""
+
     def renewed(self, ads: Any, dim: int, gate_dim: int) -> Copy:
         """One of an index whose ads have other columns, in place of this."""
 

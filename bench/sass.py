@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from heapq import heappop, heappush
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,15 +77,11 @@ def loops(code: MachineCode, name: str) -> list[int]:
     names, targets = _branches(code)
     places = [i for i, each in enumerate(names) if each.lstrip("@").startswith(name)]
     vote = next(i for i, each in enumerate(names) if i > places[-1] and each.startswith("VOTE"))
-    around = [
-        (i - to, to, i)
-        for i, to in enumerate(targets)
-        if to is not None and to <= places[0] and vote <= i
-    ]
+    around = [(i - to, to, i) for i, to in enumerate(targets) if to is not None and to <= places[0] and vote <= i]
     found = []
     for _, first, last in sorted(around):
         stops = [first, places[0], places[-1], vote, last]
-        steps = [_shortest(names, targets, a, b) for a, b in zip(stops, stops[1:], strict=False)]
+        steps = [_shortest(names, targets, a, b) for a, b in pairwise(stops)]
         if None not in steps:
             found.append(1 + sum(step for step in steps if step is not None))
     return found
@@ -110,12 +107,14 @@ def billions(instructions: int) -> float:
 
 def table(all_figures: list[Figures]) -> str:
     lines = [
-        "| kernel | registers | shared bytes | warps of 64 | spilled | instructions for 32 ads, one user | each user more | "
-        "bytes of an ad |",
+        "| kernel | registers | shared bytes | warps of 64 | spilled | instructions for 32 ads, one user | "
+        "each user more | bytes of an ad |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for f in all_figures:
-        rest = ["" if value is None else f"{value:,g}" for value in (f.pass_instructions, f.user_instructions, f.ad_bytes)]
+        rest = [
+            "" if value is None else f"{value:,g}" for value in (f.pass_instructions, f.user_instructions, f.ad_bytes)
+        ]
         lines.append(
             f"| {f.name} | {f.registers} | {f.shared_bytes:,} | {f.warps} | {f.spills} | " + " | ".join(rest) + " |"
         )

@@ -24,14 +24,14 @@ _LETTERS = {I32: "r", I64: "l", F32: "f", F64: "d"}
 def emit(
     builder: Any, text: str, result: Any, arguments: Sequence[Any], *, together: bool = False, effect: bool = False
 ) -> Any:
-    """One PTX instruction. `together`: the whole warp comes to it, so it may not move into or out of a branch."""
+    """One PTX instruction. `together`: the whole warp comes to it, so it stays where it is written."""
     results = list(result.elements) if isinstance(result, ir.LiteralStructType) else [result]
     out = [f"={_LETTERS[kind]}" for kind in results if not isinstance(kind, ir.VoidType)]
     constraints = ",".join(out + [_LETTERS[value.type] for value in arguments] + (["~{memory}"] if effect else []))
     asm = ir.InlineAsm(
         ir.FunctionType(result, [value.type for value in arguments]), text, constraints, side_effect=effect or together
     )
-    return builder.call(asm, arguments)
+    return builder.call(asm, arguments, attrs=("convergent",) if together else ())
 
 
 def _registers(first: int, count: int) -> str:
@@ -147,7 +147,7 @@ subtract: Any = _each("sub.rn.f32 $0, $1, $2;", types.float32)  # (a, b): a - b
 fused: Any = _each("fma.rn.f32 $0, $1, $2, $3;", types.float32)  # (a, b, c): a * b + c, rounded once
 exp2: Any = _each("ex2.approx.f32 $0, $1;", types.float32)  # 2^a to 2 units in the last place; 0 for -inf
 weight: Any = _each("ex2.approx.ftz.f32 $0, $1;", types.float32)  # the same, but 0 where 2^a is below 2^-126
-reciprocal: Any = _each("rcp.approx.f32 $0, $1;", types.float32)  # 1 / a to 1 unit in the last place
+reciprocal: Any = _each("rcp.approx.ftz.f32 $0, $1;", types.float32)  # 1 / a to 1 unit in the last place
 multiply64: Any = _each("mul.rn.f64 $0, $1, $2;", types.float64)
 add64: Any = _each("add.rn.f64 $0, $1, $2;", types.float64)
 subtract64: Any = _each("sub.rn.f64 $0, $1, $2;", types.float64)

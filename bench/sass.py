@@ -1,6 +1,6 @@
 """`python -m bench.sass`: what the CUDA kernels became as machine code, calculated on any machine, with no GPU.
 
-With --table the table is written into docs/gpu.md between its marks.
+With --table the tables are written into docs/gpu.md between their marks.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from heapq import heappop, heappush
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,11 @@ MULTIPROCESSORS, ISSUES = 132, 4  # warp instructions a multiprocessor issues in
 WARP_ADS = 32
 OTHER_BYTES = 4 + 4 + 8 + 0.125  # of an ad: two scales, the bid, its bit in the mask
 TENSOR = ("IMMA", "HMMA")
+READ_SHARE = 0.9  # of the data sheet's bandwidth, which a kernel that only reads may reach
+SECTOR_BYTES = 32
+ATTRIBUTES, ADS_PER_TARGETING = 40, 30  # of which each takes three rows of a bit for a targeting, and one row for all
+PATCH_BYTES = 12 * 24  # of a create: units of 16 bytes with an address each
+PCIE_BYTES_S = 50e9
 
 
 class Figures(NamedTuple):
@@ -76,15 +82,11 @@ def loops(code: MachineCode, name: str) -> list[int]:
     names, targets = _branches(code)
     places = [i for i, each in enumerate(names) if each.lstrip("@").startswith(name)]
     vote = next(i for i, each in enumerate(names) if i > places[-1] and each.startswith("VOTE"))
-    around = [
-        (i - to, to, i)
-        for i, to in enumerate(targets)
-        if to is not None and to <= places[0] and vote <= i
-    ]
+    around = [(i - to, to, i) for i, to in enumerate(targets) if to is not None and to <= places[0] and vote <= i]
     found = []
     for _, first, last in sorted(around):
         stops = [first, places[0], places[-1], vote, last]
-        steps = [_shortest(names, targets, a, b) for a, b in zip(stops, stops[1:], strict=False)]
+        steps = [_shortest(names, targets, a, b) for a, b in pairwise(stops)]
         if None not in steps:
             found.append(1 + sum(step for step in steps if step is not None))
     return found
@@ -110,20 +112,58 @@ def billions(instructions: int) -> float:
 
 def table(all_figures: list[Figures]) -> str:
     lines = [
-        "| kernel | registers | shared bytes | warps of 64 | spilled | instructions for 32 ads, one user | each user more | "
-        "bytes of an ad |",
+        "| kernel | registers | shared bytes | warps of 64 | spilled | instructions for 32 ads, one user | "
+        "each user more | bytes of an ad |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for f in all_figures:
-        rest = ["" if value is None else f"{value:,g}" for value in (f.pass_instructions, f.user_instructions, f.ad_bytes)]
+        rest = [
+            "" if value is None else f"{value:,g}" for value in (f.pass_instructions, f.user_instructions, f.ad_bytes)
+        ]
         lines.append(
             f"| {f.name} | {f.registers} | {f.shared_bytes:,} | {f.warps} | {f.spills} | " + " | ".join(rest) + " |"
         )
     return "\n".join(lines)
 
 
+def _sectors(share: float, item_bytes: float) -> float:
+    """Bytes read for each slot of a column of which this share of slots is wanted, at random: memory gives 32 at once."""
+    return item_bytes * (1 - (1 - share) ** (SECTOR_BYTES / item_bytes))
+
+
+def goals(all_figures: list[Figures]) -> str:
+    """The goals beside what bytes and instructions allow, by calculation."""
+    one = next(f for f in all_figures if f.name.startswith("scan, int8, D 128, G 32, E to 8"))
+    assert one.pass_instructions and one.user_instructions and one.ad_bytes
+    read = READ_BYTES_S * READ_SHARE
+    row_bytes = (ATTRIBUTES * 3 + 1) / 8
+    expand_bytes = row_bytes / ADS_PER_TARGETING + 4 + 3 / 8
+    tenth_bytes = expand_bytes + 0.1 * 128 + 0.1 * 32 + 2 * _sectors(0.1, 4) + _sectors(0.1, 8) + 1 / 8
+
+    def bytes_allow(of: float) -> str:
+        return f"{of:.4g} bytes: {read / of / 1e9:,.0f} billion/s"
+
+    def instructions_allow(of: int) -> str:
+        return f"{of} for 32: {billions(of):,.0f} billion/s"
+
+    rows = [
+        ("matching, 40 attributes, one request, every targeting distinct", "200 billion ads/s", bytes_allow(row_bytes), ""),
+        ("the same, 30 ads to a targeting, expansion included", "600 billion ads/s", bytes_allow(expand_bytes), ""),
+        ("fused gated scoring of every ad, int8, D = 128, one request", "30 billion ads/s",
+         bytes_allow(one.ad_bytes), instructions_allow(one.pass_instructions)),
+        ("the same, 32 requests a pass", "200 billion request-ad pairs/s",
+         bytes_allow(one.ad_bytes / 32), instructions_allow(one.pass_instructions // 32 + one.user_instructions)),
+        ("gated scoring against plain dot product, same bytes", "within 5 %", "the same", ""),
+        ("whole pipeline at 10 % eligible, 100 million ads", "50 billion ads/s", bytes_allow(tenth_bytes), ""),
+        ("applying events while serving", "1 million/s, query p99 up by under 10 %",
+         f"{PATCH_BYTES} bytes an event: {PATCH_BYTES * 1e6 / PCIE_BYTES_S:.1%} of PCIe", ""),
+    ]  # fmt: skip
+    lines = ["| | goal | calculated: bytes allow | calculated: instructions allow |", "| --- | --- | --- | --- |"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
 def in_document(text: str, made: str) -> str:
-    """The document with the table between its marks."""
+    """The document with the tables between their marks."""
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}"
 
@@ -133,7 +173,8 @@ def main(arguments: list[str]) -> int:
     from kernels.cuda.registry import LAYOUTS, plain_entries, scan_entry
 
     entries = [*plain_entries(), *(scan_entry(layout) for layout in LAYOUTS)]
-    made = table([figures(entry, compiled(entry.kernel, entry.signature, H200)) for entry in entries])
+    found = [figures(entry, compiled(entry.kernel, entry.signature, H200)) for entry in entries]
+    made = f"{goals(found)}\n\n{table(found)}"
     print(made)
     if "--table" in arguments:
         DOCUMENT.write_text(in_document(DOCUMENT.read_text(encoding="utf-8"), made), encoding="utf-8")

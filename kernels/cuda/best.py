@@ -167,7 +167,11 @@ def _compact(
     while first < count:
         order, slot, score, kept = uint64(0), uint32(0), load_f32(scores, 0), False
         if first + thread < count:
-            order, slot, score = load_u64(orders, first + thread), load_u32(slots, first + thread), load_f32(scores, first + thread)
+            order, slot, score = (
+                load_u64(orders, first + thread),
+                load_u32(slots, first + thread),
+                load_f32(scores, first + thread),
+            )
             kept = is_within(order, slot, limit, ties, slots_log2)
         votes = cuda.ballot_sync(FULL_WARP, kept)
         if cuda.laneid == 0:

@@ -1,4 +1,4 @@
-"""What the kernels become on a GPU, with neither a GPU nor a driver: numba-cuda compiles, nvJitLink links, nvdisasm reads.
+"""What the kernels become on a GPU, with neither GPU nor driver: numba-cuda compiles, nvJitLink links, nvdisasm reads.
 
 That is the way numba-cuda takes at a launch. Nothing of the service imports this: tests and `bench.sass` do.
 """
@@ -71,7 +71,9 @@ def no_driver(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
 def compiled(kernel: Any, signature: Any, architecture: str = H200) -> MachineCode:
     """The machine code of a bare `@cuda.jit` function for arguments of these Numba types."""
     capability = ARCHITECTURES[architecture]
-    options = {name: kernel.targetoptions[name] for name in ("fastmath", "launch_bounds") if name in kernel.targetoptions}
+    options = {
+        name: kernel.targetoptions[name] for name in ("fastmath", "launch_bounds") if name in kernel.targetoptions
+    }
     with no_driver(capability[:2]):
         codes, _ = cuda.compile_all(
             kernel.py_func, signature, device=False, abi="numba", cc=capability, output="ltoir", **options

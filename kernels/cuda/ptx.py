@@ -24,14 +24,14 @@ _LETTERS = {I32: "r", I64: "l", F32: "f", F64: "d"}
 def emit(
     builder: Any, text: str, result: Any, arguments: Sequence[Any], *, together: bool = False, effect: bool = False
 ) -> Any:
-    """One PTX instruction. `together`: the whole warp comes to it, so it may not move into or out of a branch."""
+    """One PTX instruction. `together`: the whole warp comes to it, so it stays where it is written."""
     results = list(result.elements) if isinstance(result, ir.LiteralStructType) else [result]
     out = [f"={_LETTERS[kind]}" for kind in results if not isinstance(kind, ir.VoidType)]
     constraints = ",".join(out + [_LETTERS[value.type] for value in arguments] + (["~{memory}"] if effect else []))
     asm = ir.InlineAsm(
         ir.FunctionType(result, [value.type for value in arguments]), text, constraints, side_effect=effect or together
     )
-    return builder.call(asm, arguments)
+    return builder.call(asm, arguments, attrs=("convergent",) if together else ())
 
 
 def _registers(first: int, count: int) -> str:
@@ -92,7 +92,9 @@ def _mma(emitted: Callable[..., list[Any]], total: Any) -> Any:
 
     def typed(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            parts = [[builder.extract_value(arg, i) for i in range(n)] for arg, n in zip(arguments, (4, 2, 4), strict=True)]
+            parts = [
+                [builder.extract_value(arg, i) for i in range(n)] for arg, n in zip(arguments, (4, 2, 4), strict=True)
+            ]
             return context.make_tuple(builder, signature.return_type, emitted(builder, *parts))
 
         return c(a, b, c), codegen
@@ -100,8 +102,8 @@ def _mma(emitted: Callable[..., list[Any]], total: Any) -> Any:
     return intrinsic(typed)
 
 
-# (a 4 x uint32, b 2 x uint32, c 4 x total) -> d 4 x total: lane 4 g + t holds of A rows g and g + 8, of B column g, of C
-# and D columns 2 t and 2 t + 1 of rows g and g + 8
+# (a 4 x uint32, b 2 x uint32, c 4 x total) -> d 4 x total: lane 4 g + t holds of A rows g and g + 8, of B column g, of
+# C and D columns 2 t and 2 t + 1 of rows g and g + 8
 mma_s8: Any = _mma(emit_mma_s8, types.int32)
 mma_u8: Any = _mma(emit_mma_u8, types.int32)
 mma_f16: Any = _mma(emit_mma_f16, types.float32)
@@ -109,7 +111,7 @@ mma_f16: Any = _mma(emit_mma_f16, types.float32)
 
 # ---- tuples ----
 
-_OF = {types.float32: F32, types.float64: F64, types.int32: I32}
+_OF = {types.float32: F32, types.float64: F64, types.int32: I32, types.uint32: I32}
 
 
 def _items(builder: Any, kind: Any, value: Any, count: int) -> list[Any]:
@@ -145,7 +147,7 @@ subtract: Any = _each("sub.rn.f32 $0, $1, $2;", types.float32)  # (a, b): a - b
 fused: Any = _each("fma.rn.f32 $0, $1, $2, $3;", types.float32)  # (a, b, c): a * b + c, rounded once
 exp2: Any = _each("ex2.approx.f32 $0, $1;", types.float32)  # 2^a to 2 units in the last place; 0 for -inf
 weight: Any = _each("ex2.approx.ftz.f32 $0, $1;", types.float32)  # the same, but 0 where 2^a is below 2^-126
-reciprocal: Any = _each("rcp.approx.f32 $0, $1;", types.float32)  # 1 / a to 1 unit in the last place
+reciprocal: Any = _each("rcp.approx.ftz.f32 $0, $1;", types.float32)  # 1 / a to 1 unit in the last place
 multiply64: Any = _each("mul.rn.f64 $0, $1, $2;", types.float64)
 add64: Any = _each("add.rn.f64 $0, $1, $2;", types.float64)
 subtract64: Any = _each("sub.rn.f64 $0, $1, $2;", types.float64)
@@ -202,6 +204,7 @@ _MAX = {types.float32: "max.f32 $0, $1, $2;", types.float64: "max.f64 $0, $1, $2
 largest: Any = _tree(_MAX)  # of a tuple of 8 or 16
 largest_magnitude: Any = _tree(_MAX, absolute=True)
 total: Any = _tree({types.float32: "add.rn.f32 $0, $1, $2;"})
+any_bits: Any = _tree({types.uint32: "or.b32 $0, $1, $2;"})
 
 
 def _weighted(_context: Any, weights: Any, _values: Any) -> Any:
@@ -241,7 +244,7 @@ _READ = {(item, count): _loaded(item, count) for item in (types.float32, types.f
 
 
 def reader_f32(count: int) -> Any:
-    """(address, byte offset) -> `count` float32 in a tuple, where no one writes; 16-byte aligned. `count`: 4, 8 or 16."""
+    """(address, byte offset) -> `count` (4, 8 or 16) float32 in a tuple, where no one writes; 16-byte aligned."""
     return _READ[types.float32, count]
 
 

@@ -109,8 +109,8 @@ def load_rows(row_bytes: int, precision: Precision) -> Any:
     """(four addresses, 0) -> what `dots` takes: the lane's words of the four rows, or the addresses of long rows.
 
     The 0 must be one that no compiler sees through. Registers that one load fills lie side by side, and so must those
-    of a tensor-core product, which are others: they are moved, and by an exclusive or with this 0 they are moved once,
-    not again for each user."""
+    of a tensor-core product, which are others: they are moved, and by an exclusive or with this 0, which stays where it
+    is written, they are moved once, not again for each user."""
     held = row_bytes <= HELD_BYTES_MAX and precision is not Precision.FLOAT32
     addresses = types.UniTuple(types.uint64, ROWS)
     steps = sum(piece.steps for piece in pieces(row_bytes))
@@ -122,7 +122,11 @@ def load_rows(row_bytes: int, precision: Precision) -> Any:
             values = [builder.extract_value(arguments[0], row) for row in range(ROWS)]
             if held:
                 quads = _load_quads(builder, values, emit_lane(builder), row_bytes)
-                values = [builder.xor(word, arguments[1]) for quad in quads for word in quad]
+                values = [
+                    emit(builder, "xor.b32 $0, $1, $2;", I32, [word, arguments[1]], together=True)
+                    for quad in quads
+                    for word in quad
+                ]
             return context.make_tuple(builder, result, values)
 
         return result(addresses, types.uint32), codegen

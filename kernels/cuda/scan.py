@@ -15,6 +15,7 @@ Warps work on their own; a block meets only when a buffer is full, and at the en
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -55,10 +56,13 @@ THREADS = 32 * WARPS
 MERGE_THREADS = 1024
 SEGMENT = 1024  # slots that a warp takes at a time: 32 for each lane
 QUEUES = WARPS * SEGMENT
+BASES = 5  # addresses of a warp's segment
+ALL_BASES = WARPS * BASES
 JOBS_MAX = 64
 assert JOBS_MAX <= THREADS and THREADS >= BINS
 MARGIN = WARPS * WARP_ADS  # entries that may come after a buffer was seen full
 UNSCORED = 0.5
+TWO_BLOCKS_BYTES_MAX = 192  # rows of which a thread holds no more leave room for two blocks on a multiprocessor
 
 # what is known of a job, as uint64 [job, JOB_ITEMS]
 MASK, BY_VALUE, ROOM, K, FIRST, MERGED_FIRST, OUT_FIRST = 0, 1, 2, 3, 4, 5, 6
@@ -103,18 +107,17 @@ def _offer(
     shared: Any,
 ) -> Any:  # fmt: skip
     """Puts the lanes' ads that reach what the job asks into the block's buffer; by a whole warp."""
-    held, limit_order, limit_tie, limit_slot, published, state = shared
+    held, limit_order, limit_tie, limit_slot, asked_order, state = shared
     orders, slots, scores = block
-    j = job
-    better = asked and order >= published[j] and order >= limit_order[j]
-    if better and order == limit_order[j]:
-        better = is_within(order, slot, (limit_order[j], limit_tie[j], limit_slot[j]), ties, slots_log2)
+    better = asked and order >= asked_order[job]
+    if better and order == limit_order[job]:
+        better = is_within(order, slot, (limit_order[job], limit_tie[job], limit_slot[job]), ties, slots_log2)
     votes = cuda.ballot_sync(FULL_WARP, better)
     if votes == 0:
         return
     first = uint32(0)
     if cuda.laneid == 0:
-        first = cuda.atomic.add(held, j, uint32(cuda.popc(votes)))
+        first = cuda.atomic.add(held, job, uint32(cuda.popc(votes)))
         if uint64(first) + uint64(cuda.popc(votes)) + uint64(MARGIN) > _job(jobs, job, ROOM):
             state[FULL] = 1
     first = uint32(cuda.shfl_sync(FULL_WARP, int32(first), 0))
@@ -132,11 +135,9 @@ def _order(score: Any, bid: Any, by_value: Any) -> Any:
 
 
 @cuda.jit(device=True, forceinline=True)
-def _cut(
-    job: Any, jobs: Any, ties: Any, slots_log2: Any, block: Any, shared: Any, search: Any, bounds: Any
-) -> Any:
+def _cut(job: Any, jobs: Any, ties: Any, slots_log2: Any, block: Any, shared: Any, search: Any, bounds: Any) -> Any:
     """Cuts a buffer to the job's k best, and publishes the worst of them; by the whole block."""
-    held, limit_order, limit_tie, limit_slot, published, state = shared
+    held, limit_order, limit_tie, limit_slot, asked_order, _state = shared
     histogram, found, warp_counts = search
     orders, slots, scores = block
     first, k = _job(jobs, job, FIRST), _job(jobs, job, K)
@@ -147,7 +148,7 @@ def _cut(
     if cuda.threadIdx.x == 0:
         held[job] = uint32(k)
         limit_order[job], limit_tie[job], limit_slot[job] = limit
-        published[job] = max(published[job], limit[0])
+        asked_order[job] = max(asked_order[job], limit[0])
         ptx.atomic_max_u64(bounds, uint64(job), limit[0])
     cuda.syncthreads()
 
@@ -170,33 +171,65 @@ def _hand_over(job: Any, jobs: Any, block: Any, held: Any, bounds: Any, merged: 
         i += uint64(THREADS)
 
 
+@cuda.jit(device=True, forceinline=True)
+def _next_segment(ticket: Any) -> Any:
+    """The next that no warp has taken; by a whole warp."""
+    segment = int32(0)
+    if cuda.laneid == 0:
+        segment = int32(atomic_add_u32(ticket, 0, uint32(1)))
+    return int64(cuda.shfl_sync(FULL_WARP, segment, 0))
+
+
+@cuda.jit(device=True, forceinline=True)
+def _read_bounds(bounds: Any, asked_order: Any, jobs_end: Any) -> None:
+    """What other blocks have published by now; by a whole warp."""
+    job = uint32(cuda.laneid)
+    while job < jobs_end:
+        asked_order[job] = max(asked_order[job], ptx.load_latest_u64(bounds, uint64(job)))
+        job = uint32(job + uint32(32))
+
+
+@cuda.jit(device=True, forceinline=True)
+def _put_bases(
+    bases: Any, tables: Any, slots_log2: Any, first_slot: Any, row_bytes: Any, gate_row_bytes: Any
+) -> None:
+    """Where a segment's rows, scales and bids begin, into shared memory: registers are dear. By one lane."""
+    embedding, embedding_scale, gate, gate_scale, bid = tables
+    page = first_slot >> uint64(slots_log2)
+    inside = first_slot & ((uint64(1) << uint64(slots_log2)) - uint64(1))
+    bases[uint32(0)] = read_u64(embedding, page) + inside * uint64(row_bytes)
+    bases[uint32(1)] = read_u64(embedding_scale, page) + inside * uint64(4)
+    bases[uint32(2)] = read_u64(gate, page) + inside * uint64(gate_row_bytes)
+    bases[uint32(3)] = read_u64(gate_scale, page) + inside * uint64(4)
+    bases[uint32(4)] = read_u64(bid, page) + inside * uint64(8)
+
+
+@cuda.jit(device=True, forceinline=True)
+def _row_addresses(base: Any, offsets: Any, bytes_: Any) -> Any:
+    a, b, c, d = offsets
+    return base + a * bytes_, base + b * bytes_, base + c * bytes_, base + d * bytes_
+
+
 @cache
-def scan_kernel(layout: Layout) -> Any:
-    """The kernel for an index's widths and precision and a number of experts."""
-    score = scorer(layout)
+def _tile(layout: Layout, make: Callable[[Layout], Any]) -> Any:
+    """A device function: scores up to 32 of the queue's ads for every user and offers them to the users' jobs."""
+    score = make(layout)
     load_embedding, load_gate = (
         load_rows(bytes_, layout.precision) for bytes_ in (layout.row_bytes, layout.gate_row_bytes)
     )
     row_bytes, gate_row_bytes, record_bytes = layout.row_bytes, layout.gate_row_bytes, layout.bytes
 
     @cuda.jit(device=True, forceinline=True)
-    def row_addresses(base: Any, offsets: Any, bytes_: Any) -> Any:
-        a, b, c, d = offsets
-        return base + a * bytes_, base + b * bytes_, base + c * bytes_, base + d * bytes_
-
-    @cuda.jit(device=True, forceinline=True)
     def tile(
-        queue: Any, at: Any, have: Any, first_slot: Any, bases: Any, records: Any, user_jobs: Any, users: Any, jobs: Any,
-        job_count: Any, ties: Any, slots_log2: Any, block: Any, shared: Any,
+        queue: Any, at: Any, have: Any, first_slot: Any, bases: Any, records: Any, user_jobs: Any, users: Any,
+        jobs: Any, job_count: Any, ties: Any, slots_log2: Any, block: Any, shared: Any,
     ) -> None:  # fmt: skip
-        """Scores up to 32 of the queue's ads for every user and offers them to the users' jobs."""
-        embedding, embedding_scale, gate, gate_scale, bids = bases
         lane, last = uint32(cuda.laneid), uint32(have - 1)
         mine = uint32(uint32(at) + lane)
         is_ad = mine <= last
         offset = uint64(queue[min(mine, last)])
-        slot = uint32(first_slot + offset)
-        bid = read_f64(bids, offset)
+        slot = uint32(first_slot + uint32(offset))
+        bid = read_f64(bases[uint32(4)], offset)
         word, bit = uint64(slot >> uint32(5)), uint32(slot & uint32(31))
         if users > 0:
             four = uint32(uint32(at) + (lane & uint32(28)))
@@ -205,12 +238,12 @@ def scan_kernel(layout: Layout) -> Any:
                 uint64(queue[min(uint32(four + uint32(2)), last)]), uint64(queue[min(uint32(four + uint32(3)), last)]),
             )  # fmt: skip
             zero = uint32(slots_log2 >> 32)  # which is not known before the launch
-            rows = load_embedding(row_addresses(embedding, offsets, uint64(row_bytes)), zero)
-            gate_rows = load_gate(row_addresses(gate, offsets, uint64(gate_row_bytes)), zero)
-            scale, gate_scale_of_ad = read_f32(embedding_scale, offset), read_f32(gate_scale, offset)
+            rows = load_embedding(_row_addresses(bases[uint32(0)], offsets, uint64(row_bytes)), zero)
+            gate_rows = load_gate(_row_addresses(bases[uint32(2)], offsets, uint64(gate_row_bytes)), zero)
+            scale, gate_scale = read_f32(bases[uint32(1)], offset), read_f32(bases[uint32(3)], offset)
             user, record, job = uint64(0), records, uint32(0)
             while user < uint64(users):
-                value = score(rows, gate_rows, scale, gate_scale_of_ad, record)
+                value = score(rows, gate_rows, scale, gate_scale, record)
                 user += uint64(1)
                 record += uint64(record_bytes)
                 end = read_u32(user_jobs, user)
@@ -228,75 +261,80 @@ def scan_kernel(layout: Layout) -> Any:
             _offer(asked, order, slot, float32(UNSCORED), job, jobs, ties, slots_log2, block, shared)
             job = uint32(job + uint32(1))
 
-    @cuda.jit
+    return tile
+
+
+def _blocks(layout: Layout) -> int:
+    """Blocks that a multiprocessor is to hold at a time: registers are bounded for that."""
+    return 2 if layout.tiles == 1 and layout.row_bytes + layout.gate_row_bytes <= TWO_BLOCKS_BYTES_MAX else 1
+
+
+@cache
+def scan_kernel(layout: Layout, make: Callable[[Layout], Any] = scorer) -> Any:
+    """The kernel for an index's widths and precision and a number of experts. `make` makes what scores an ad:
+    benchmarks have another."""
+    tile = _tile(layout, make)
+    row_bytes, gate_row_bytes = layout.row_bytes, layout.gate_row_bytes
+
+    @cuda.jit(launch_bounds=(THREADS, _blocks(layout)))
     def scan(
         embedding: Any, embedding_scale: Any, gate: Any, gate_scale: Any, bid: Any, ties: Any, slots_log2: Any,
-        segments: Any, records: Any, user_jobs: Any, users: Any, jobs: Any, job_count: Any, orders: Any, entry_slots: Any,
-        entry_scores: Any, block_entries: Any, bounds: Any, ticket: Any, merged_orders: Any, merged_slots: Any,
+        segments: Any, records: Any, user_jobs: Any, users: Any, jobs: Any, job_count: Any, orders: Any,
+        entry_slots: Any, entry_scores: Any, block_entries: Any, bounds: Any, ticket: Any, merged_orders: Any,
+        merged_slots: Any,
         merged_scores: Any, merged_counts: Any,
     ) -> None:  # fmt: skip
         queues = cuda.shared.array(QUEUES, uint16)
+        all_bases = cuda.shared.array(ALL_BASES, uint64)
         held = cuda.shared.array(JOBS_MAX, uint32)
         limit_order = cuda.shared.array(JOBS_MAX, uint64)
         limit_tie = cuda.shared.array(JOBS_MAX, uint64)
         limit_slot = cuda.shared.array(JOBS_MAX, uint64)
-        published = cuda.shared.array(JOBS_MAX, uint64)
+        asked_order = cuda.shared.array(JOBS_MAX, uint64)
         state = cuda.shared.array(2, int32)
         histogram = cuda.shared.array(BINS, uint32)
         found = cuda.shared.array(FOUND_ITEMS, int64)
         warp_counts = cuda.shared.array(WARPS_MAX, uint32)
-        shared = (held, limit_order, limit_tie, limit_slot, published, state)
+        shared = (held, limit_order, limit_tie, limit_slot, asked_order, state)
         search = (histogram, found, warp_counts)
+        tables = (embedding, embedding_scale, gate, gate_scale, bid)
         thread, jobs_end = uint32(cuda.threadIdx.x), uint32(job_count)
-        lane = uint64(cuda.laneid)
         if thread < jobs_end:  # of which a block has no more than threads
             held[thread] = uint32(0)
             limit_order[thread], limit_tie[thread], limit_slot[thread] = uint64(0), uint64(EVERY_BIT), uint64(EVERY_BIT)
-            published[thread] = uint64(0)
+            asked_order[thread] = uint64(0)
         if thread < uint32(2):
             state[thread] = 0
         cuda.syncthreads()
         queue_first = uint32(thread >> uint32(5)) * uint32(SEGMENT)
         queue = queues[queue_first : queue_first + SEGMENT]
-        mine = uint64(cuda.blockIdx.x) * uint64(block_entries)
-        block = (orders + mine * uint64(8), entry_slots + mine * uint64(4), entry_scores + mine * uint64(4))
-        at, have, finished, first_slot = int32(0), int32(0), False, uint64(0)
-        bases = (uint64(0), uint64(0), uint64(0), uint64(0), uint64(0))
+        own = uint64(cuda.blockIdx.x) * uint64(block_entries)
+        block = (orders + own * uint64(8), entry_slots + own * uint64(4), entry_scores + own * uint64(4))
+        bases = all_bases[uint32(thread >> uint32(5)) * uint32(BASES) :]
+        at, have, finished, first_slot = int32(0), int32(0), False, uint32(0)
         working = True
         while working:
             while not finished and not cuda.any_sync(FULL_WARP, state[FULL] != 0):
-                if at >= have:
-                    segment = int32(0)
-                    if lane == uint64(0):
-                        segment = int32(atomic_add_u32(ticket, 0, uint32(1)))
-                    segment = cuda.shfl_sync(FULL_WARP, segment, 0)
-                    if int64(segment) >= segments:
-                        finished = True
-                        if lane == uint64(0):
-                            cuda.atomic.add(state, DONE, 1)
-                    else:
-                        job = uint32(lane)
-                        while job < jobs_end:
-                            published[job] = max(published[job], ptx.load_latest_u64(bounds, uint64(job)))
-                            job = uint32(job + uint32(32))
-                        first_slot = uint64(segment) * uint64(SEGMENT)
-                        have = _fill_queue(queue, _wanted(jobs, job_count, uint64(segment) * uint64(32) + lane))
-                        at = int32(0)
-                        page = first_slot >> uint64(slots_log2)
-                        inside = first_slot & ((uint64(1) << uint64(slots_log2)) - uint64(1))
-                        bases = (
-                            read_u64(embedding, page) + inside * uint64(row_bytes),
-                            read_u64(embedding_scale, page) + inside * uint64(4),
-                            read_u64(gate, page) + inside * uint64(gate_row_bytes),
-                            read_u64(gate_scale, page) + inside * uint64(4),
-                            read_u64(bid, page) + inside * uint64(8),
-                        )
-                else:
+                if at < have:
                     tile(
-                        queue, at, have, first_slot, bases, records, user_jobs, users, jobs, job_count, ties, slots_log2,
-                        block, shared,
+                        queue, at, have, first_slot, bases, records, user_jobs, users, jobs, job_count, ties,
+                        slots_log2, block, shared,
                     )  # fmt: skip
                     at = int32(at + WARP_ADS)
+                    continue
+                segment = _next_segment(ticket)
+                if segment >= segments:
+                    finished = True
+                    if cuda.laneid == 0:
+                        cuda.atomic.add(state, DONE, 1)
+                else:
+                    _read_bounds(bounds, asked_order, jobs_end)
+                    first_slot = uint32(segment) * uint32(SEGMENT)
+                    if cuda.laneid == 0:
+                        _put_bases(bases, tables, slots_log2, uint64(first_slot), row_bytes, gate_row_bytes)
+                    word = uint64(first_slot >> uint32(5)) + uint64(cuda.laneid)
+                    have = _fill_queue(queue, _wanted(jobs, job_count, word))
+                    at = int32(0)
             cuda.syncthreads()
             working = state[DONE] < WARPS or state[FULL] != 0
             cuda.syncthreads()
@@ -344,4 +382,3 @@ def merge(
         inside = uint64(slot) & ((uint64(1) << uint64(slots_log2)) - uint64(1))
         store_f64(out_values, at, float64(score) * read_f64(page, inside))
         i += uint64(MERGE_THREADS)
-

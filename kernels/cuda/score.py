@@ -75,7 +75,7 @@ def _routed(precision: Precision, tiles: int) -> Any:
 
 
 def _lower_number(builder: Any, lane: Any, j: int, i: int, precision: Precision) -> Any:
-    """Whether the expert at position j has a lower number than that at i > j, in a lane's order (users.expert_order)."""
+    """Whether the expert at position j has a lower number than that at i > j, in a lane's order of them."""
     always = [bool(expert_order(t, 2, precision)[j] < expert_order(t, 2, precision)[i]) for t in range(4)]
     if all(always):
         return ir.Constant(ptx.I1, 1)

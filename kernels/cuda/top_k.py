@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,19 +14,20 @@ from kernels.cuda.scan import (
     FIRST,
     JOB_ITEMS,
     JOBS_MAX,
-    K,
     MARGIN,
     MASK,
-    MERGED_FIRST,
     MERGE_THREADS,
+    MERGED_FIRST,
     OUT_FIRST,
     ROOM,
     SEGMENT,
     THREADS,
     WARPS,
+    K,
     merge,
     scan_kernel,
 )
+from kernels.cuda.score import scorer
 from kernels.cuda.types import TOP_K_MAX, Device, DeviceArray, DeviceColumns, TopK, TopKJob, UserVectors
 from kernels.cuda.users import Layout, pack_users, tiles_of
 
@@ -36,10 +39,11 @@ SCRATCH_BYTES_MAX = 1 << 30  # of the jobs of one pass; more of them are done in
 
 
 def top_k(
-    device: Device, columns: DeviceColumns, slots: int, jobs: Sequence[TopKJob], buffers: Buffers | None = None
-) -> list[TopK]:
+    device: Device, columns: DeviceColumns, slots: int, jobs: Sequence[TopKJob], buffers: Buffers | None = None,
+    make: Callable[[Layout], Any] = scorer,
+) -> list[TopK]:  # fmt: skip
     """The answers in the order of the jobs. `slots`, a multiple of 8,192, is what the masks have bits for. Who asks
-    often gives `buffers` to keep the working memory in.
+    often gives `buffers` to keep the working memory in. `make`: see scan_kernel.
 
     Raises OutOfDeviceMemory where there is no room for the buffers of a pass."""
     assert slots > 0 and slots % SLOTS_STEP == 0, slots
@@ -50,7 +54,7 @@ def top_k(
     out: list[TopK | None] = [None] * len(jobs)
     for group in _passes([jobs[j] for j in order], blocks, slots):
         mine = order[group.start : group.stop]
-        answers = _one_pass(device, columns, slots, [jobs[j] for j in mine], blocks, buffers)
+        answers = _one_pass(device, columns, slots, [jobs[j] for j in mine], blocks, buffers, make)
         for j, answer in zip(mine, answers, strict=True):
             out[j] = answer
     return [answer for answer in out if answer is not None]
@@ -96,8 +100,9 @@ def _job_table(jobs: Sequence[TopKJob], slots: int, blocks: int) -> NDArray[np.u
 
 
 def _one_pass(
-    device: Device, columns: DeviceColumns, slots: int, jobs: Sequence[TopKJob], blocks: int, buffers: Buffers
-) -> list[TopK]:
+    device: Device, columns: DeviceColumns, slots: int, jobs: Sequence[TopKJob], blocks: int, buffers: Buffers,
+    make: Callable[[Layout], Any],
+) -> list[TopK]:  # fmt: skip
     count, table = len(jobs), _job_table(jobs, slots, blocks)
     total, room = int(table[:, K].sum()), int(table[:, ROOM].sum())
     users, user_jobs, layout = _users(columns, jobs)
@@ -110,13 +115,14 @@ def _one_pass(
     device.upload(np.zeros(count, np.uint32), parts[3])
     tables = [column.table for column in (columns.embedding, columns.embedding_scale, columns.gate, columns.gate_scale)]
     device.launch(
-        scan_kernel(layout), blocks, THREADS,
-        (*tables, columns.bid.table, columns.tie.table, columns.slots_log2, slots // SEGMENT, records, starts, len(users),
-         job_table, count, *held, room, bounds, ticket, *merged, parts[3]),
+        scan_kernel(layout, make), blocks, THREADS,
+        (*tables, columns.bid.table, columns.tie.table, columns.slots_log2, slots // SEGMENT, records, starts,
+         len(users), job_table, count, *held, room, bounds, ticket, *merged, parts[3]),
     )  # fmt: skip
     device.launch(
         merge, count, MERGE_THREADS,
-        (job_table, columns.bid.table, columns.tie.table, columns.slots_log2, *merged, parts[3], parts[1], parts[2], parts[0]),
+        (job_table, columns.bid.table, columns.tie.table, columns.slots_log2, *merged, parts[3],
+         *(parts[i] for i in (1, 2, 0))),
     )  # fmt: skip
     return _answers(device.download(answer), table, total, count)
 
@@ -143,9 +149,7 @@ def _answers(answer: NDArray[np.uint8], table: NDArray[np.uint64], total: int, c
     ]
 
 
-def _users(
-    columns: DeviceColumns, jobs: Sequence[TopKJob]
-) -> tuple[list[UserVectors], NDArray[np.uint32], Layout]:
+def _users(columns: DeviceColumns, jobs: Sequence[TopKJob]) -> tuple[list[UserVectors], NDArray[np.uint32], Layout]:
     """The distinct users, and where the jobs of each begin: user_jobs[u] : user_jobs[u + 1] are those of user u,
     and from user_jobs[-1] on those without one."""
     users: list[UserVectors] = []

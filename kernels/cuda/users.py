@@ -130,7 +130,9 @@ def _put_fragments(
     elements = _elements(row_bytes, precision)  # [fragment, lane, item]
     padded = np.zeros((tiles * TILE_EXPERTS, max(int(elements.max()), values.shape[1]) + 2))
     padded[: len(values), : values.shape[1]] = values
-    placed = padded.reshape(tiles, TILE_EXPERTS, -1)[:, :, elements].swapaxes(1, 2)  # [tile, fragment, expert, lane, item]
+    placed = padded.reshape(tiles, TILE_EXPERTS, -1)[:, :, elements].swapaxes(
+        1, 2
+    )  # [tile, fragment, expert, lane, item]
     if precision is Precision.INT8:
         whole = placed.astype(np.int32)
         out[:] = np.concatenate([whole >> 8, whole & 0xFF], axis=-1).astype(np.uint8).reshape(-1)

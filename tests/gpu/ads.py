@@ -46,12 +46,15 @@ def make_ads(
 
 def random_ads(rng: np.random.Generator, precision: Precision, count: int, dim: int, gate_dim: int) -> Ads:
     return make_ads(
-        precision, rng.normal(size=(count, dim)).astype(np.float32), rng.normal(size=(count, gate_dim)).astype(np.float32),
+        precision, rng.normal(size=(count, dim)).astype(np.float32),
+        rng.normal(size=(count, gate_dim)).astype(np.float32),
         rng.lognormal(size=count), rng.integers(0, 2**64, count, np.uint64),
     )  # fmt: skip
 
 
-def random_user(rng: np.random.Generator, dim: int, gate_dim: int, experts: int, route: int | None = None) -> UserVectors:
+def random_user(
+    rng: np.random.Generator, dim: int, gate_dim: int, experts: int, route: int | None = None
+) -> UserVectors:
     return UserVectors(
         experts=rng.normal(size=(experts, dim)).astype(np.float32) / np.float32(np.sqrt(dim)),
         gates=rng.normal(size=(experts, gate_dim)).astype(np.float32),

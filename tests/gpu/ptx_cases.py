@@ -89,7 +89,9 @@ def functions(x: Any, exponential: Any, inverse: Any, fused: Any, added: Any) ->
 
 @case
 def check_functions(device: Device) -> None:
-    x = np.concatenate([np.linspace(-150, 60, 500), [0.5, 1.0, 2.0, 16.0, -np.inf, 1e-3, -126.5, -149.0]]).astype(np.float32)
+    x = np.concatenate([np.linspace(-150, 60, 500), [0.5, 1.0, 2.0, 16.0, -np.inf, 1e-3, -126.5, -149.0]]).astype(
+        np.float32
+    )
     x = np.resize(x, 512)
     x[x == 0] = 1
     outs = [upload(device, np.full(512, np.nan, np.float32)) for _ in range(4)]
@@ -132,8 +134,6 @@ def trees(x: Any, out: Any) -> None:
     store_f32(out, i * uint64(3), ptx.total(eight))
     store_f32(out, i * uint64(3) + uint64(1), ptx.largest(eight))
     store_f32(out, i * uint64(3) + uint64(2), ptx.largest_magnitude(eight))
-
-
 
 
 @case

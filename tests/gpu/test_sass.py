@@ -16,7 +16,7 @@ from kernels.cuda.machine_code import ARCHITECTURES, H200, MachineCode, compiled
 from kernels.cuda.registry import LAYOUTS, Entry, plain_entries, scan_entry
 
 # bytes of stack that a kernel may have: arrays that it indexes as it goes, the stack of a program's evaluation
-STACK_BYTES = {"check": 256, "filter_ads": 256}
+STACK_BYTES = {"check": 272, "filter_ads": 272}
 PLAIN = {entry.name: entry for entry in plain_entries()}
 SCANS = [LAYOUTS[0], LAYOUTS[4], LAYOUTS[6]]  # one of each precision; `bench.sass` has them all
 

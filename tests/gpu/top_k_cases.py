@@ -24,7 +24,10 @@ def _ads(precision: Precision, count: int, seed: int = 1) -> Ads:
 
 
 def _answers(
-    device: Device, columns: DeviceColumns, ads: Ads, wanted: list[tuple[NDArray[np.bool_], UserVectors | None, int, bool]]
+    device: Device,
+    columns: DeviceColumns,
+    ads: Ads,
+    wanted: list[tuple[NDArray[np.bool_], UserVectors | None, int, bool]],
 ) -> Any:
     """Of jobs given by (which ads, user, k, by value); equal masks by identity are one."""
     masks = {id(which): mask_of(device, which) for which, *_ in wanted}
@@ -45,12 +48,16 @@ def check_top_k(device: Device, precision: Precision, count: int) -> None:
             assert_right(row, ads, user)
     else:  # scored in two pages by several blocks: once for a few ads, so that the emulator has little to do
         scores = np.full((2, count), np.nan, np.float32)
-    masks = [rng.random(count) < share for share in ((1.0, 0.3, 0.0, 0.02) if count < 9000 else (0.01, 0.02, 0.0, 0.03))]
+    masks = [
+        rng.random(count) < share for share in ((1.0, 0.3, 0.0, 0.02) if count < 9000 else (0.01, 0.02, 0.0, 0.03))
+    ]
     wanted = [(masks[0], users[0], 17, True), (masks[1], None, 20, True), (masks[3], users[1], 10_000, False),
               (masks[2], users[1], 5, True), (masks[1], users[0], 3, False)]  # fmt: skip
     answers = _answers(device, columns, ads, wanted)
     if count >= 9000:
-        everything = _answers(device, columns, ads, [(masks[0] | masks[1], users[0], 5000, False), (masks[3], users[1], 5000, False)])
+        everything = _answers(
+            device, columns, ads, [(masks[0] | masks[1], users[0], 5000, False), (masks[3], users[1], 5000, False)]
+        )
         for row, answer in zip(scores, everything, strict=True):
             row[answer.slots] = answer.scores
     for (which, user, k, by_value), got in zip(wanted, answers, strict=True):
@@ -124,11 +131,11 @@ def check_passes_within_the_scratch(device: Device) -> None:
     one of its own."""
     jobs = [TopKJob(mask_of(device, np.ones(8192, np.bool_)), None, k, True) for k in (1000, 10_000, 10_000, 5)]
     runs = top_k_module._passes(jobs, 8, 1 << 20)
-    assert runs == [range(0, 4)]
+    assert runs == [range(4)]
     limit = top_k_module.SCRATCH_BYTES_MAX
     top_k_module.SCRATCH_BYTES_MAX = 8 * (10_000 * 3 + 256) * 16 + 1
     try:
         runs = top_k_module._passes(jobs, 8, 1 << 20)
     finally:
         top_k_module.SCRATCH_BYTES_MAX = limit
-    assert runs == [range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
+    assert runs == [range(1), range(1, 2), range(2, 3), range(3, 4)]

@@ -243,7 +243,8 @@ def test_everything_imported_is_declared() -> None:
     lines = [*project["dependencies"], *extras]
     declared = {re.split(r"[^A-Za-z0-9_-]", line)[0].replace("-", "_").lower() for line in lines}
     comes_with = {
-        "starlette": "fastapi", "pydantic": "fastapi", "llvmlite": "numba", "cupy": "cupy_cuda13x", "cuda": "numba_cuda",
+        "starlette": "fastapi", "pydantic": "fastapi", "llvmlite": "numba", "cupy": "cupy_cuda13x",
+        "cuda": "numba_cuda",
     }  # fmt: skip
     imported = {name.partition(".")[0] for module in sources() for name, _ in imported_names(module)}
     outside = (imported & set(PACKAGES)) - {"cuvs"}  # a peer that is measured where it is installed

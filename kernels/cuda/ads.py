@@ -104,8 +104,8 @@ def filter_ads(
     mask: Any, out: Any, program: Any, now_us: Any, slots_log2: Any, fields_at: Any, advertiser: Any, campaign: Any,
     bid: Any, created_ms: Any, fields: Any, fields_log2: Any,
 ) -> None:  # fmt: skip
-    """A block for each FILTER_BLOCK slots: of the ads in `mask`, those of which the filter is true, to `out`; both uint32,
-    a bit per slot. program: words of the filter; fields: pages of field records."""
+    """A block for each FILTER_BLOCK slots: of the ads in `mask`, those of which the filter is true, to `out`; both
+    uint32, a bit per slot. program: words of the filter; fields: pages of field records."""
     queue = cuda.shared.array(FILTER_BLOCK, uint16)
     kept = cuda.shared.array(THREADS, uint32)
     queued = cuda.shared.array(1, int32)

@@ -14,10 +14,14 @@ from typing import Any
 
 def run(device: Any, say: Any) -> dict[str, Any]:
     """-> what failed and how long each took"""
-    from tests.gpu import ptx_cases, score_cases, top_k_cases
+    from tests.gpu import match_cases, ptx_cases, score_cases, top_k_cases
     from tests.gpu.cases import CASES
 
-    assert ptx_cases and score_cases and top_k_cases
+    assert match_cases and ptx_cases and score_cases and top_k_cases
+    if score_cases.HAS_CPU_TWIN:
+        from tests.gpu import pipeline_cases
+
+        assert pipeline_cases
     failed: dict[str, str] = {}
     took = {}
     for name, check in CASES.items():
@@ -31,7 +35,7 @@ def run(device: Any, say: Any) -> dict[str, Any]:
     cpu = (
         ""
         if score_cases.HAS_CPU_TWIN
-        else "without msgspec, which users are made with: not held against the CPU's kernel"
+        else "without msgspec: scores not held against the CPU's kernel, no whole answers"
     )
     return {"cases": len(took), "failed": failed, "seconds": took, "note": cpu}
 

@@ -74,7 +74,7 @@ def test_the_engine_answers_from_the_device_and_ends_with_it(
     r = random.Random(3)
     backend = choose_backend("cuda")
     engine = Engine(index_of(backend.touched_max), clock_us=lambda: START_US, attach=backend.attach)
-    engine.index.apply(DeviceTwins(r, ids=5).batch(r, 20), START_US)
+    engine.index.apply(DeviceTwins(r, EmulatedDevice(), ids=5).batch(r, 20), START_US)
     engine.index.release_thread()
     request = Request(parse_attributes(cases.SCHEMA, {}), (Pathway("main", 3),))
     answered = engine.submit([request])

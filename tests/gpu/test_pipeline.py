@@ -11,31 +11,18 @@ from gpu_index.events import AdEvent, EventKind, Outcome
 from gpu_index.index import Limits
 from gpu_index.values import parse_attributes
 from kernels.cuda.types import OutOfDeviceMemory
-from kernels.precision import Precision
 from scoring.request import Pathway, Request
 from scoring.retrieve import retrieve
 from scoring.seam import TooMuchAtOnce
 from tests import random_cases as cases
+from tests.gpu.emulated import EmulatedDevice
 from tests.gpu.twins import DeviceTwins, assert_mirrored, new_mirror
 from tests.twins import DIM, GATE_DIM, parsed, whole_patch
 
 
-@pytest.mark.parametrize("precision", list(Precision))
-def test_random_histories_have_the_plain_index_s_answers(precision: Precision) -> None:
-    r = random.Random(11)
-    twins = DeviceTwins(r, ids=300, precision=precision)
-    for _ in range(5):
-        twins.send([twins.event(r) for _ in range(150)])
-        twins.ask([twins.request(r) for _ in range(r.choice([1, 3, 7]))])
-        twins.advance(r.choice([-30_000_000, 5_000_000, 40_000_000]))
-    twins.check()
-    assert twins.outcomes[Outcome.APPLIED] > 250
-    assert not twins.outcomes[Outcome.INDEX_FULL]
-
-
 def test_an_empty_index_answers() -> None:
     r = random.Random(1)
-    twins = DeviceTwins(r, ids=10)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=10)
     assert [answer.results for answer in twins.ask([twins.request(r), twins.request(r)])] == [[], []]
     twins.send([twins.event(r, EventKind.CREATE) for _ in range(3)])
     twins.ask([Request(parse_attributes(cases.SCHEMA, {}), (Pathway("main", 10),))])
@@ -52,7 +39,7 @@ def create(twins: DeviceTwins, ad_id: str, **fields: object) -> AdEvent:
 def test_targetings_and_ads_across_blocks_and_pages_and_a_request_of_ten_thousand_values() -> None:
     """8,193 distinct targetings and more than a page of ads; lists, rows, excluded values, two batches of requests."""
     r = random.Random(5)
-    twins = DeviceTwins(r, ids=10)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=10)
     for first in range(0, 8200, 1000):
         events = [
             create(
@@ -85,7 +72,7 @@ def test_targetings_and_ads_across_blocks_and_pages_and_a_request_of_ten_thousan
 
 def test_a_restored_index_is_copied_whole() -> None:
     r = random.Random(8)
-    twins = DeviceTwins(r, ids=100)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=100)
     twins.send([twins.event(r) for _ in range(200)])
     twins.index.copy = twins.mirror = new_mirror(twins.device, twins.index)
     assert_mirrored(twins.mirror)
@@ -94,7 +81,7 @@ def test_a_restored_index_is_copied_whole() -> None:
 
 def test_a_log_that_overflows_has_all_of_its_arrays_sent() -> None:
     r = random.Random(9)
-    twins = DeviceTwins(r, ids=60, touched_max=8)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=60, touched_max=8)
     for _ in range(3):
         twins.send([twins.event(r) for _ in range(40)])
         twins.advance(20_000_000)
@@ -104,12 +91,13 @@ def test_a_log_that_overflows_has_all_of_its_arrays_sent() -> None:
 
 def test_what_finds_no_room_on_the_device_is_refused_and_queries_go_on() -> None:
     r = random.Random(10)
-    twins = DeviceTwins(r, ids=3000)
+    device = EmulatedDevice(256 << 20)
+    twins = DeviceTwins(r, device, ids=3000)
     twins.send([twins.event(r) for _ in range(150)])
     assert not twins.outcomes[Outcome.INDEX_FULL]
     slabs = twins.mirror._slabs
     slabs.take(slabs._left)
-    twins.device.capacity = twins.device.arena.used + twins.mirror._reserved
+    device.capacity = device.arena.used + twins.mirror._reserved
     for _ in range(5):
         twins.send([twins.event(r) for _ in range(150)])
     assert twins.outcomes[Outcome.INDEX_FULL] > 100
@@ -120,7 +108,7 @@ def test_what_finds_no_room_on_the_device_is_refused_and_queries_go_on() -> None
 
 def test_a_host_that_is_full_refuses_as_ever() -> None:
     r = random.Random(12)
-    twins = DeviceTwins(r, ids=9000, limits=Limits(ads=8192, targetings=600, terms=2**15, expired=2**12))
+    twins = DeviceTwins(r, EmulatedDevice(), ids=9000, limits=Limits(ads=8192, targetings=600, terms=2**15, expired=2**12))
     for _ in range(8):
         twins.send([twins.event(r, EventKind.CREATE) for _ in range(200)])
     assert twins.outcomes[Outcome.INDEX_FULL] > 0
@@ -129,7 +117,7 @@ def test_a_host_that_is_full_refuses_as_ever() -> None:
 
 def test_a_batch_that_finds_no_room_is_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     r = random.Random(13)
-    twins = DeviceTwins(r, ids=50)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=50)
     twins.send([twins.event(r) for _ in range(100)])
     plain = twins.device.empty
 
@@ -149,7 +137,7 @@ def test_a_batch_that_finds_no_room_is_answered_one_by_one(monkeypatch: pytest.M
 
 def test_vectors_of_another_model_are_copied() -> None:
     r = random.Random(14)
-    twins = DeviceTwins(r, ids=20)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=20)
     twins.send([twins.event(r, EventKind.CREATE) for _ in range(30)])
     a = twins.index.ads
     twins.mirror = twins.index.copy = twins.mirror.renewed(

@@ -1,4 +1,4 @@
-"""The plain index beside an index with its copy on an emulated device: random events to both, one answer."""
+"""The plain index beside an index with its copy on a device: random events to both, one answer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from kernels import extents as extents_
 from kernels.cuda.mirror import Mirror, Sizes
 from kernels.cuda.paged import Paged
 from kernels.cuda.top_k import top_k
-from kernels.cuda.types import TOP_K_MAX, TopKJob, UserVectors
+from kernels.cuda.types import TOP_K_MAX, Device, TopKJob, UserVectors
 from kernels.precision import Precision
 from scoring.user import User
 from tests import random_cases as cases
-from tests.gpu.emulated import EmulatedDevice
 from tests.plain import PlainAd
 from tests.twins import DIM, EXPIRED_VERSIONS_S, GATE_DIM, LIMITS, Twins
 
@@ -29,16 +28,15 @@ class DeviceTwins(Twins):
     device's own, of every ad; they are near the CPU's."""
 
     def __init__(
-        self, r: random.Random, *, ids: int, limits: Limits = LIMITS, precision: Precision = Precision.INT8,
-        capacity: int = 256 << 20, touched_max: int = 2**14, targetings: int = 40,
-        sizes: Sizes = SMALL_PAGES,
+        self, r: random.Random, device: Device, *, ids: int, limits: Limits = LIMITS,
+        precision: Precision = Precision.INT8, touched_max: int = 2**14, targetings: int = 40, sizes: Sizes = SMALL_PAGES,
     ) -> None:  # fmt: skip
         super().__init__(r, ids=ids, limits=limits, precision=precision, targetings=targetings)
         self.index = Index(
             cases.SCHEMA, dim=DIM, gate_dim=GATE_DIM, precision=precision, limits=limits,
             expired_versions_s=EXPIRED_VERSIONS_S, touched_max=touched_max,
         )  # fmt: skip
-        self.device = EmulatedDevice(capacity)
+        self.device = device
         self.index.copy = self.mirror = new_mirror(self.device, self.index, sizes)
 
     def batch(self, r: random.Random, count: int) -> Batch:
@@ -76,7 +74,7 @@ class DeviceTwins(Twins):
         assert_mirrored(self.mirror)
 
 
-def new_mirror(device: EmulatedDevice, index: Index, sizes: Sizes = SMALL_PAGES) -> Mirror:
+def new_mirror(device: Device, index: Index, sizes: Sizes = SMALL_PAGES) -> Mirror:
     return Mirror(device, index.ads, index.targetings, index.dim, index.gate_dim, index.precision, sizes)
 
 

@@ -1,6 +1,7 @@
 # The project's verbs; CI uses the same. Each sets up .venv first (scripts/setup: quick, and offline, once it fits).
 #   make demo                 everything on this machine: embedded Kafka, a live stream of ads, the service, one answer
 #   make test                 all tests; ARGS="-k name" is passed on
+#   make simulate             ten thousand simulated histories with crashes, each from a seed; ARGS="--seed 7 --trace" for one
 #   make chaos                fifty kills of the service at random moments under a live stream (about ten minutes)
 #   make flat                 memory over two million modifies and a million attribute values passing through
 #   make soak                 the service for half an hour under events, requests and faults; ARGS="--minutes 2" for less
@@ -10,10 +11,10 @@
 PYTHON_BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup check test chaos soak flat demo bench gpu
+.PHONY: help setup check test simulate chaos soak flat demo bench gpu
 
 help:
-	@sed -n '2,9s/^#   //p' Makefile
+	@sed -n '2,10s/^#   //p' Makefile
 
 setup:
 	@scripts/setup
@@ -25,6 +26,9 @@ check: setup
 
 test: setup
 	$(PYTHON_BIN)/python -m pytest $(ARGS)
+
+simulate: setup
+	$(PYTHON_BIN)/python -m tests.simulation --seeds 10000 $(ARGS)
 
 chaos: setup
 	KILLS=50 SEED=$${SEED:-$$(date +%s)} $(PYTHON_BIN)/python -m pytest tests/test_restart.py -k killed -s $(ARGS)

@@ -58,6 +58,10 @@ class AdStage:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
     def offer(self, batch: Batch, timeout_s: float) -> bool:
         """As Engine.offer: takes a batch, or says after so long that there is no room."""
         with self._changed:

@@ -110,7 +110,8 @@ def admin_router(service: Service) -> APIRouter:
     @router.get("/config")
     async def config() -> Response:
         shown_settings = {
-            name: {"value": shown_value(settings, name), "source": service.loaded.sources[name]} for name in FIELDS
+            name: {"value": shown_value(service.loaded.settings, name), "source": service.loaded.sources[name]}
+            for name in FIELDS
         }
         return json_response({"settings": shown_settings})
 

@@ -74,9 +74,9 @@ def run(given: Sequence[str]) -> int:
 
 
 def use_threads(loaded: Loaded) -> None:
-    """Numba reads it once, when it is imported."""
+    """Numba and PyTorch read it once, when they are imported."""
     if loaded.settings.threads:
-        os.environ["NUMBA_NUM_THREADS"] = str(loaded.settings.threads)
+        os.environ["NUMBA_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(loaded.settings.threads)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ class Settings:
         minimum=0,
         maximum=2**48,
     )
-    threads: int = setting(0, "Threads that a match and a score may use; 0 takes every core.", minimum=0, maximum=1024)
+    threads: int = setting(
+        0, "Threads that a match, a score and a model may use; 0 takes every core.", minimum=0, maximum=1024
+    )
     allow_now: bool = setting(False, "Let a request set `now` (tests, replays).")
     expired_versions_s: int = setting(
         86_400, "How long the version of an expired ad is remembered, by record timestamps.", minimum=0, maximum=2**31

@@ -1,7 +1,9 @@
 """`mirach demo`: everything on this machine with nothing installed beside it.
 
 An embedded Kafka, the service, sample ads through the topic into the index, one request answered, and then a live
-stream of creates, modifies and expires until Ctrl-C.
+stream of creates, modifies and expires until Ctrl-C. The model beside scoring/model was trained on a click log of the
+same sample ads, so its scores mean something; where it cannot be used, ads and users bring random vectors, and the demo
+says so.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from api.commands import answer_table, answer_text, err, out
 from api.config import Loaded, UserError
 from api.logs import set_up_logs
 from api.server import Process, Run, ingest_config, listen, runner, wire
+from api.shared_model import WIDTHS, load_shared
 from api.user_errors import as_user_errors
 from bench.ads import requests, stream
+from bench.clicks import click_log
 from ingest.embedded import EmbeddedBroker
 from ingest.produce import ProduceError, produce
+from scoring.model.served import ModelError
 
 SEED = 20_261_130
 PARTITIONS = 4
@@ -39,12 +44,15 @@ READY_S = 900.0  # the first start of a machine compiles the kernels
 STATUS_S = 1.0
 STOP_S = 10.0
 SHOWN_VALUES = 3
+MODEL = Path(__file__).resolve().parent.parent / "scoring" / "model" / "demo"
+CONTEXT = {"placement": "feed", "device": "mobile"}
 
 
 class SampleEvents:
     """Lines of the sample stream: first the ads, as fast as they are taken; then a live stream at a steady pace."""
 
-    def __init__(self, ads: int, vectors: tuple[int, int]) -> None:
+    def __init__(self, ads: int, vectors: tuple[int, int] | None) -> None:
+        """`vectors`: widths of those that the ads bring; None: a model makes them."""
         self.stopped = threading.Event()
         self._events = stream(SEED, live=ads, vectors=vectors)
         self._ads = ads
@@ -63,6 +71,7 @@ def demo(loaded: Loaded, *, ads: int, once: bool) -> int:
     """Runs until Ctrl-C, or with `once` until the one answer is printed. -> exit code. Raises UserError."""
     if ads < 1:
         raise UserError(f"--ads must be at least 1, not {ads}")
+    loaded, without = with_demo_model(loaded)
     settings = replace(loaded.settings, log_level="warning", wait_ms_max=max(loaded.settings.wait_ms_max, WAIT_MS))
     set_up_logs(settings)
     topics = {settings.topic: PARTITIONS, settings.dlq_topic: 1}
@@ -74,13 +83,27 @@ def demo(loaded: Loaded, *, ads: int, once: bool) -> int:
         if loaded.sources["port"] == "default" and not is_free(settings.host, settings.port):
             settings = replace(settings, port=0)
         process = wire(Loaded(settings, loaded.sources))
-        show = Show(process, ads, once)
+        show = Show(process, ads, once, without)
         with runner() as running:
             try:
                 code = running.run(Run(process).serve(show.run))
             finally:
                 show.end()
         return code
+
+
+def with_demo_model(loaded: Loaded) -> tuple[Loaded, str | None]:
+    """The settings with the demo's own model where none is set, and why there is none, where it cannot be used."""
+    if loaded.settings.model is not None:
+        return loaded, None
+    given = [name for name in WIDTHS if loaded.sources[name] != "default"]
+    if given:
+        return loaded, f"{given[0]} is set"
+    try:
+        load_shared(MODEL)
+    except ModelError as error:
+        return loaded, str(error)
+    return Loaded(replace(loaded.settings, model=MODEL), loaded.sources | {"model": "the demo"}), None
 
 
 def is_free(host: str, port: int) -> bool:
@@ -94,11 +117,14 @@ def is_free(host: str, port: int) -> bool:
 class Show:
     """What the demo does beside the running service."""
 
-    def __init__(self, process: Process, ads: int, once: bool) -> None:
+    def __init__(self, process: Process, ads: int, once: bool, without: str | None) -> None:
+        """`without`: why there is no model."""
         settings = process.service.loaded.settings
         self.process = process
         self.once = once
-        self.events = SampleEvents(ads, (settings.dim, settings.gate_dim))
+        self._without = without
+        self._model = process.service.models.active
+        self.events = SampleEvents(ads, (settings.dim, settings.gate_dim) if self._model is None else None)
         self._settings = settings
         self._ads = ads
         self._failure: str | None = None
@@ -116,6 +142,7 @@ class Show:
         try:
             out.print(f"[bold]Mirach[/] on this machine: embedded Kafka at {settings.kafka_bootstrap_servers}, "
                       f"service at {self.process.address}", soft_wrap=True)  # fmt: skip
+            self.print_model()
             starting = "starting (the first time on a machine, kernels are compiled: a minute or more)"
             if not err.is_terminal:
                 err.print(starting)
@@ -139,6 +166,14 @@ class Show:
         self.print_addresses()
         await self.stream_live()
 
+    def print_model(self) -> None:
+        if self._model is None:
+            out.print("[bold yellow]No model:[/] ads and users bring random vectors, so that scores mean nothing. "
+                      f"{self._without}", soft_wrap=True)  # fmt: skip
+        else:
+            out.print(f"Model {self._model.name} makes the vectors of ads and users: a score is the probability of a "
+                      "click", soft_wrap=True)  # fmt: skip
+
     async def wait_ready(self) -> None:
         deadline = time.monotonic() + READY_S
         while not (progress := self.process.service.progress()).ready:
@@ -149,7 +184,12 @@ class Show:
     async def ask(self, offsets: dict[int, int]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A request that several ads compete for, and its answer, which includes every event up to the offsets."""
         settings = self._settings
-        tried = list(requests(SEED, REQUESTS_TRIED, k=K, vectors=(settings.dim, settings.gate_dim, settings.experts)))
+        if self._model is None:
+            widths = settings.dim, settings.gate_dim, settings.experts
+            tried = list(requests(SEED, REQUESTS_TRIED, k=K, vectors=widths))
+        else:
+            asked = zip(requests(SEED, REQUESTS_TRIED, k=K), sample_users(), strict=True)
+            tried = [with_features(request, user) for request, user in asked]
         min_offsets = {str(partition): offset for partition, offset in offsets.items()}
         batch = [{**request, "min_offsets": min_offsets, "wait_ms": WAIT_MS} for request in tried]
         async with httpx.AsyncClient(base_url=self.process.address, timeout=WAIT_MS / 1000 + 30) as client:
@@ -165,9 +205,11 @@ class Show:
         address = self.process.address
         out.print(f"[bold]Console[/]  {address}/console\n[bold]API[/]      {address}/docs\n")
         out.print("A live stream of creates, modifies and expires runs until Ctrl-C. Ask yourself:")
+        body: dict[str, Any] = {"attributes": {"geo.country": "US", "age": 34}, "k": 3}
+        if self._model is not None:
+            body["user"] = {"features": {"cohort": {"age": 34, "gender": "female"}}}
         out.print(f"  curl -s {address}/v1/retrieve -H 'content-type: application/json' "
-                  "-d '{\"attributes\": {\"geo.country\": \"US\", \"age\": 34}, \"k\": 3}'\n",
-                  markup=False, soft_wrap=True)  # fmt: skip
+                  f"-d '{msgspec.json.encode(body).decode()}'\n", markup=False, soft_wrap=True)  # fmt: skip
 
     async def stream_live(self) -> None:
         """Events at a steady pace from a thread of their own, and a line that says how it stands."""
@@ -196,12 +238,33 @@ class Show:
             self._failure = str(error)
 
 
+def sample_users() -> Iterator[dict[str, Any]]:
+    """Features of users of the click log that the demo's model was trained on: what they clicked, who they are, what
+    they looked at in the shop."""
+    log = click_log(SEED, user_count=REQUESTS_TRIED)
+    for user in log.users:
+        mine = [row for row in log.interactions if row["user_id"] == user["user_id"] and row["label"]]
+        yield {
+            "history": [{"ad_id": row["item_id"]} for row in mine if row["surface"] is None],
+            "cohort": {"age": user["age"], "gender": user["gender"]},
+            "surfaces": {"shop": [{"ad_id": row["item_id"]} for row in mine if row["surface"] == "shop"]},
+        }
+
+
+def with_features(request: dict[str, Any], user: dict[str, Any]) -> dict[str, Any]:
+    """The request of this user, who is as old as the request says."""
+    known = {name: request["attributes"][name] for name in ("age", "gender") if name in request["attributes"]}
+    return {**request, "user": {"features": user | {"cohort": user["cohort"] | known}}, "context": CONTEXT}
+
+
 def shortened(value: Any) -> Any:
     """A request as a person may want to read it: of long lists the beginning and their length."""
     if isinstance(value, dict):
         return {name: shortened(each) for name, each in value.items()}
     if not isinstance(value, list) or len(value) <= SHOWN_VALUES + 1:
         return value
+    if isinstance(value[0], dict):
+        return [value[0], f"… {len(value)}"]
     if isinstance(value[0], list):
         return [f"… {len(value)} vectors of {len(value[0])}"]
     return [*value[:SHOWN_VALUES], f"… {len(value)}"]

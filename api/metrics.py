@@ -206,10 +206,12 @@ class Snapshot(Collector):
         yield counter("mirach_ad_tower_busy_seconds", "What the model took for ads.", {(): ads["seconds"]})
         yield gauge("mirach_user_towers_waiting", "Users waiting for the model.",
                     {(): model["user_towers"]["waiting"]})  # fmt: skip
-        for name, description in (("seconds", "What the model took for a batch of users."),
-                                  ("batch_users", "Users that the model was given at once.")):  # fmt: skip
-            histogram = self.towers[name]
-            family = HistogramMetricFamily(f"mirach_user_towers_{name}", description)
+        for name, of, description in (
+            ("mirach_user_towers_seconds", "seconds", "What the model took for a batch of users."),
+            ("mirach_user_towers_batch_users", "batch_users", "Users that the model was given at once."),
+        ):
+            histogram = self.towers[of]
+            family = HistogramMetricFamily(name, description)
             family.add_metric([], buckets(histogram.cumulative()), histogram.total)
             yield family
 

@@ -93,6 +93,11 @@ class Models:
             stage.tower = self.tower(active)
 
     @property
+    def batches_waiting(self) -> int:
+        """Batches of events that wait for the ad tower."""
+        return self._stage.waiting
+
+    @property
     def active(self) -> SharedModel | None:
         return self._active
 

@@ -44,9 +44,21 @@ def map_request(bid_request: Json, schema: Schema, settings: Settings, now_us: i
         for imp, path in _imps(bid_request)
     ]
     body: Json = {"attributes": attributes, "pathways": pathways, **parameters}
+    if attributes:
+        body["context"] = context_of(attributes)
     if timezone is not None:
         body["timezone"] = timezone
     return body
+
+
+def context_of(attributes: Json) -> Json:
+    """The serving context that a model is told of: the attributes of one value."""
+    context: Json = {}
+    for name, value in attributes.items():
+        one = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(one, str | int | float):
+            context[name] = one
+    return context
 
 
 def in_bid_request(path: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
+from api.ad_stage import BATCHES_MAX
 from api.backend import CPU, Backend
 from api.bodies import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, Bodies
 from api.config import Loaded
@@ -238,6 +239,8 @@ class Service:
             **self.statistics.limits(),
             "requests_waiting": (self.engine.queued, self.loaded.settings.request_queue_max),
             "batches_waiting": self.engine.batches,
+            "users_waiting": (self.towers.waiting, self.loaded.settings.request_queue_max),
+            "ad_tower_batches": (self.models.batches_waiting, BATCHES_MAX),
             "http_requests": (self.metrics.in_flight, IN_FLIGHT_MAX),
             "http_body_bytes": (self.bodies.bytes, self.bodies.bytes_max),
         }

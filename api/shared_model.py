@@ -20,6 +20,7 @@ from scoring.model.served import AdFeatures, Model, ModelError, load_model
 from scoring.user import User
 
 WIDTHS = {"dim": 4096, "gate_dim": 4096, "experts": EXPERTS_MAX}  # settings that a model brings, and the most of each
+NEW_AD = AdFeatures("a new ad")  # what a model is asked for when it is loaded
 
 LoadModel = Callable[[Path], Model]
 
@@ -63,11 +64,17 @@ class SharedModel:
 
 
 def load_shared(path: Path, load: LoadModel = load_model) -> SharedModel:
-    """The model of a folder, fit for this engine. Raises ModelError."""
+    """The model of a folder, fit for this engine, and asked once, which also makes its first requests as quick as later
+    ones. Raises ModelError."""
     model = load(path)
     for name, most in WIDTHS.items():
         if not 1 <= getattr(model, name) <= most:
             raise ModelError(f"the model in {path} has {name} {getattr(model, name)}; from 1 to {most} can be served")
+    (user,) = model.users([{}], [None])
+    embedding, gate = model.ads([NEW_AD])
+    made = (user.experts.shape[1:], user.gates.shape[1:], embedding.shape, gate.shape)
+    if made != ((model.dim,), (model.gate_dim,), (1, model.dim), (1, model.gate_dim)):
+        raise ModelError(f"the model in {path} makes vectors of other widths than it says: {made}; export it again")
     return SharedModel(model)
 
 

@@ -50,6 +50,9 @@ def write_report(results: Path, to: Path) -> None:
         WARNING,
         "",
     ]
+    notes = results / "notes.md"  # what a person says of the figures; the rest of the report is made of them alone
+    if notes.exists():
+        lines += [notes.read_text(encoding="utf-8").strip(), ""]
     for data in sorted(runs):
         lines += [f"## {data}", ""]
         lines += [*_machine(runs[data]), "", *_table(runs[data]), ""]
@@ -177,7 +180,9 @@ def _served(runs: Runs) -> Iterator[str]:
     kinds = [kind for kind in _kinds(runs) if "served" in runs[kind][0]]
     if not kinds:
         return
-    yield "As the service's CPU kernels score it, over the same users, and against float32:"
+    threads = sorted({result["kernel_threads"] for kind in kinds for result in runs[kind]})
+    counted = " or ".join(f"{count} thread{'s' * (count > 1)}" for count in threads)
+    yield f"As the service's CPU kernels score it on {counted}, over the same users, and against float32:"
     yield ""
     yield "| | precision | HR@10 | top-100 overlap | ns per candidate |"
     yield "| --- | --- | --- | --- | --- |"

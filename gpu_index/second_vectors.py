@@ -62,14 +62,11 @@ class SecondVectors:
 
     def check_given(self, index: Index) -> None:
         """Raises Unusable."""
-        a, slots = index.ads, used_slots(index, 0, slots_of(index))
-        wrong = np.zeros(len(slots), np.bool_)
-        for keeps, flag in zip(self._keeps, (GIVEN_EMBEDDING, GIVEN_GATE), strict=True):
-            if not keeps:
-                wrong |= (a.flags[slots] & flag) != 0
-        wrong &= a.features_at[slots] == 0
-        if wrong.any():
-            raise Unusable(int(wrong.sum()), [index.ad_id(slot) for slot in slots[wrong][:3].tolist()])
+        a, slots = index.ads, slots_of(index)
+        lost = (np.uint8(0) if self._keeps[0] else GIVEN_EMBEDDING) | (np.uint8(0) if self._keeps[1] else GIVEN_GATE)
+        wrong = np.flatnonzero((a.flags[:slots] & lost != 0) & (a.features_at[:slots] == 0) & used(index, 0, slots))
+        if len(wrong):
+            raise Unusable(len(wrong), [index.ad_id(slot) for slot in wrong[:3].tolist()])
 
     def stale(self, index: Index, first: int, end: int) -> NDArray[np.int64]:
         """The slots from `first` to `end` whose ad the vectors are not of."""
@@ -116,10 +113,11 @@ class SecondVectors:
 
     def take(self, index: Index, model: ModelName) -> None:
         """From now on the index has these vectors, which must be of every ad, and is of this model."""
-        slots = used_slots(index, 0, slots_of(index))
-        a = index.ads
-        a.flags[slots] = (a.flags[slots] & ~OF_VECTORS) | self._flags[slots]
-        a.state[ads_.ZERO_ADS] = np.count_nonzero(a.flags[slots] & ZERO_EMBEDDING)
+        a, slots = index.ads, slots_of(index)
+        flags = a.flags[:slots]
+        flags &= ~OF_VECTORS
+        flags |= self._flags[:slots]
+        a.state[ads_.ZERO_ADS] = np.count_nonzero((flags & ZERO_EMBEDDING != 0) & used(index, 0, slots))
         index.take_vectors(
             self.dim, self.gate_dim, self._embedding, self._embedding_scale, self._gate, self._gate_scale, model
         )
@@ -132,10 +130,14 @@ def slots_of(index: Index) -> int:
 
 def used_slots(index: Index, first: int, end: int) -> NDArray[np.int64]:
     """The slots from `first`, a multiple of 64, to `end` that have an ad."""
+    return np.flatnonzero(used(index, first, end)) + first
+
+
+def used(index: Index, first: int, end: int) -> NDArray[np.bool_]:
+    """[slot - first] whether it has an ad."""
     assert first % 64 == 0, first
     words = index.ads.extents.bits[first // 64 : -(-end // 64)]
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: end - first]
-    return np.flatnonzero(bits) + first
+    return np.unpackbits(words.view(np.uint8), bitorder="little")[: end - first].view(np.bool_)
 
 
 def second_bytes(slots: int, dim: int, gate_dim: int, precision: Precision) -> int:

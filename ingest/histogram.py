@@ -24,6 +24,8 @@ class Histogram:
         """`durations_us`: below zero, as clocks differ, counts as zero."""
         durations_ms = np.maximum(durations_us, 0) / 1000
         counts = np.bincount(np.searchsorted(UPPER_MS, durations_ms), minlength=len(UPPER_MS) + 1)
+        if self._window_us is not None and now_us < self._window_us:  # the clock stepped back: recent is from here on
+            self._window_us = now_us
         self._turn(now_us)
         self._counts += counts
         self._recent[0] += counts
@@ -33,8 +35,6 @@ class Histogram:
         if self._window_us is None:
             self._window_us = now_us
         past = (now_us - self._window_us) // WINDOW_US
-        if past < 0:  # the clock stepped back: what is recent goes on from here
-            self._window_us = now_us
         if past > 0:
             self._recent[1] = self._recent[0] if past == 1 else 0
             self._recent[0] = 0

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from api.shared_model import NEW_AD
 from gpu_index.ad_inputs import AdInputs
 from gpu_index.invalid_input import InvalidInput
 from gpu_index.schema import Schema
@@ -48,8 +49,9 @@ class FakeModel:
         return made
 
     def ads(self, ads: Sequence[AdFeatures]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        self.before_ads(ads)
-        self.asked += ads
+        if list(ads) != [NEW_AD]:
+            self.before_ads(ads)
+            self.asked += ads
         drawn = np.stack([self._drawn(["ad", msgspec.structs.astuple(ad)], self.dim + self.gate_dim) for ad in ads])
         return drawn[:, : self.dim], drawn[:, self.dim :]
 

@@ -14,6 +14,11 @@ const EXAMPLES = {
       { name: "fresh", k: 4, filter: { field: "age_s", between: [null, 3600] } },
     ],
   },
+  "a user for the model": {
+    attributes: { "geo.country": "US", age: 34 }, k: 10,
+    user: { features: { cohort: { age: 34, gender: "female" }, history: [{ ad_id: "120210000000000000" }] } },
+    context: { placement: "feed", device: "mobile" },
+  },
   "a filter": {
     attributes: { "geo.country": "US" }, k: 10,
     filter: { all: [{ field: "bid", between: [0.5, null] }, { not: { field: "format", in: ["audio"] } }] },
@@ -45,7 +50,7 @@ function answerParts(answer) {
   const steps = Object.entries(answer.timings_ms).map(([step, spent]) => `${step} ${spent.toFixed(2)}`).join(" · ");
   return [
     element("p", {}, element("strong", {}, `${answer.results.length.toLocaleString("en")} of ${answer.eligible.toLocaleString("en")} eligible ads`),
-      `, ${answer.indexed.toLocaleString("en")} in the index`),
+      `, ${answer.indexed.toLocaleString("en")} in the index${answer.model ? `; model ${answer.model.name}` : ""}`),
     rows.length ? table(["#", "Ad", "Advertiser", "Campaign", "#Score", "#Value", "Pathway"], rows)
       : element("p", { class: "quiet" }, "No ad matches. Which part of an ad's targeting is false, the form below says."),
     element("p", { class: "quiet" }, `Milliseconds: ${steps}`),

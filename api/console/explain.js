@@ -97,8 +97,10 @@ export function explanation(explained) {
   for (const pathway of explained.pathways.filter((each) => each.experts)) {
     const rows = pathway.experts.map((expert, at) =>
       [String(at), expert.gate_logit.toFixed(4), expert.weight.toFixed(4), expert.dot.toFixed(4)]);
+    const said = `y = ${pathway.temperature.toFixed(4)} × sum of weight × dot product + ${pathway.bias.toFixed(4)} = `
+      + `${pathway.y.toFixed(4)}; the ${pathway.route} experts of largest gate logit take part`;
     parts.push(element("details", {}, element("summary", {}, `Experts of pathway ${pathway.name}`),
-      table(["Expert", "#Gate logit", "#Weight", "#Dot product"], rows)));
+      element("p", { class: "quiet" }, said), table(["Expert", "#Gate logit", "#Weight", "#Dot product"], rows)));
   }
   parts.push(element("details", {}, element("summary", {}, "As JSON"), element("pre", {}, JSON.stringify(explained, null, 2))));
   return parts;

@@ -145,6 +145,31 @@ function drawIndex(index) {
     element("h3", {}, "Capacity used"), bars(used, 1));
 }
 
+function drawModel(model) {
+  const { active, switching, last_failure: failure, user_towers: users, ad_tower: ads } = model;
+  const parts = [element("p", {}, active
+    ? `${active.name}, fingerprint ${active.fingerprint}: D = ${active.dim}, G = ${active.gate_dim}, E = ${active.experts}`
+    : "None: ads and requests bring their own vectors.")];
+  if (active && active.path !== model.at_next_start) {
+    parts.push(element("p", { class: "notice" }, `The setting model says ${model.at_next_start ?? "none"}: the next start takes that one.`));
+  }
+  if (switching) {
+    const to = switching.model ? switching.model.name : switching.path;
+    parts.push(element("p", {}, `Switching to ${to}: ${switching.step}, ${whole(switching.embedded)} ads embedded of ${whole(switching.ads)}, `
+      + `${whole(switching.passes)} passes, ${switching.seconds.toFixed(0)} s`),
+    bars([["ads", `${whole(switching.embedded)} of ${whole(switching.ads)}`, switching.embedded / Math.max(1, switching.ads)]], 1));
+  }
+  if (failure) parts.push(element("p", { class: "notice" }, `The last switch, to ${failure.path}, failed at ${failure.at}: ${failure.reason}`));
+  if (active) {
+    const each = (seconds, count) => (count ? milliseconds((seconds / count) * 1000) : "–");
+    parts.push(table(["Towers", "#Asked for", "#Batches", "#Per batch", "#Time of a batch"], [
+      ["users", whole(users.users), whole(users.batches), users.batches ? (users.users / users.batches).toFixed(1) : "–", each(users.seconds, users.batches)],
+      ["ads", whole(ads.ads), whole(ads.batches), ads.batches ? (ads.ads / ads.batches).toFixed(1) : "–", each(ads.seconds, ads.batches)],
+    ]));
+  }
+  byId("model").replaceChildren(...parts);
+}
+
 function say(state, words, kind) {
   const badge = byId("state");
   if (badge.textContent !== words) badge.textContent = words;
@@ -161,8 +186,9 @@ async function drawState() {
 
 async function round(onUnauthorized) {
   await drawState();
-  const [index, ingest, metrics] = await Promise.all([
-    ask("/v1/admin/index", { admin: true }), ask("/v1/admin/ingest", { admin: true }), ask("/metrics")]);
+  const [index, ingest, model, metrics] = await Promise.all([
+    ask("/v1/admin/index", { admin: true }), ask("/v1/admin/ingest", { admin: true }), ask("/v1/admin/model", { admin: true }),
+    ask("/metrics")]);
   onUnauthorized(index.status === 401);
   const text = await metrics.text();
   const build = samples(text, "mirach_build")[0]?.[1];
@@ -172,6 +198,7 @@ async function round(onUnauthorized) {
   drawTiles(now.index, now.ingest, now.http, before ? (now.at - before.at) / 1000 : 1);
   drawIngest(now.ingest);
   drawIndex(now.index);
+  if (model.ok) drawModel(await model.json());
   before = now;
 }
 

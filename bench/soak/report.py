@@ -30,7 +30,7 @@ def plot(samples: Sequence[Sample], title: str, file: Path) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(11, 13), layout="constrained")
+    figure = Figure(figsize=(13, 12), layout="constrained")
     figure.suptitle(title, fontsize=10)
     panels = figure.subplots(6, 1, sharex=True)
     minutes = [sample.at_s / 60 for sample in samples]
@@ -58,7 +58,7 @@ def plot(samples: Sequence[Sample], title: str, file: Path) -> bool:
         if number == 4:
             panel.set_yscale("symlog")
         panel.grid(alpha=0.3)
-        panel.legend(loc="upper left", fontsize=7)
+        panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
     for panel in panels:
         _mark_faults(panel, samples, named=panel is panels[0])
     panels[-1].set_xlabel("minutes")

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from kernels.score import DIM_MAX, EXPERTS_MAX
+
 Head = Literal["gate", "dot", "mol", "ranker"]
 Tower = Literal["sequence", "cohort", "semantic", "surfaces"]
 
@@ -29,6 +31,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if not 1 <= self.route <= len(self.experts):
             raise ValueError(f"route {self.route} is not 1 to {len(self.experts)}, the number of experts")
+        if len(self.experts) > EXPERTS_MAX or max(self.dim, self.gate_dim) > DIM_MAX:
+            raise ValueError(f"the kernels take up to {EXPERTS_MAX} experts, and vectors up to {DIM_MAX} wide")
         homeless = set(self.experts) - set(self.towers)
         if homeless and self.head == "gate":
             raise ValueError(f"experts of towers that there are not: {sorted(homeless)}")

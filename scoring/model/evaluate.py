@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kernels.precision import Precision, quantise_rows, row_width, storage_dtype
 from kernels.score import ScoreColumns, score
+from kernels.threads import threads_max
 from scoring.model.data import TEST, VALIDATION, Dataset
 from scoring.model.export import SERVED_HEADS, users_of
 from scoring.model.features import FIRST_ITEM
@@ -64,6 +65,7 @@ def evaluate(trainer: Trainer, dataset: Dataset) -> Json:
     result["temperature"], result["bias"] = fitted
     if network.architecture.head in SERVED_HEADS:
         result["served"] = _served(trainer, targets, fitted)
+        result["kernel_threads"] = threads_max()
     if trainer.recipe.cold:
         result["cold"] = _cold(trainer)
     result["ranks"] = ranks.tolist()

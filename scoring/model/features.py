@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -30,7 +31,7 @@ AGGREGATES_MAX = 64  # labels whose share among a user's engagements is counted,
 WORD = re.compile(r"\w+")
 
 
-class Signal(msgspec.Struct, frozen=True):
+class Signal(msgspec.Struct, frozen=True, dict=True):
     """Values of one signal as numbers from 1 (0: missing or unknown): text by its place, a number by its interval."""
 
     values: list[str] = []
@@ -40,22 +41,37 @@ class Signal(msgspec.Struct, frozen=True):
     def size(self) -> int:
         return (len(self.edges) if self.edges else len(self.values) - 1) + 2
 
-    def number(self, value: object, places: Mapping[str, int]) -> int:
-        """`places` is `places_of(values)`."""
+    @cached_property
+    def places(self) -> dict[str, int]:
+        return places_of(self.values)
+
+    def number(self, value: object) -> int:
         if self.edges:
             if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
                 return 0
-            return 1 + bisect_right(self.edges, float(value))
-        return places.get(str(value), 0) if value is not None else 0
+            return 1 + bisect_right(self.edges, value)
+        return self.places.get(str(value), 0) if value is not None else 0
 
 
-class Vocabularies(msgspec.Struct, frozen=True):
+class Vocabularies(msgspec.Struct, frozen=True, dict=True):
     items: list[str]  # ids, from row FIRST_ITEM
     labels: list[str]  # from number 1, the most frequent first
     cohort: dict[str, Signal]
     context: dict[str, Signal]
     surfaces: list[str]  # from number 1
     word_buckets: int
+
+    @cached_property
+    def item_rows(self) -> dict[str, int]:
+        return places_of(self.items, FIRST_ITEM)
+
+    @cached_property
+    def label_places(self) -> dict[str, int]:
+        return places_of(self.labels)
+
+    @cached_property
+    def surface_places(self) -> dict[str, int]:
+        return places_of(self.surfaces)
 
     @property
     def aggregates(self) -> int:
@@ -74,12 +90,12 @@ def places_of(values: Iterable[str], first: int = 1) -> dict[str, int]:
     return {value: place for place, value in enumerate(values, first)}
 
 
-def make_vocabularies(dataset: Dataset, word_buckets: int, ids: bool = True) -> Vocabularies:
+def make_vocabularies(dataset: Dataset, word_buckets: int) -> Vocabularies:
     labels = Counter(label for item in dataset.items for label in set(labels_of(item)))
     kept = [label for label, count in labels.most_common() if count >= LABEL_COUNT_MIN]
     surfaces = sorted({name for name in dataset.interactions.surface if name is not None})
     return Vocabularies(
-        items=[item.ad_id for item in dataset.items] if ids else [],
+        items=[item.ad_id for item in dataset.items],
         labels=kept,
         cohort={name: _signal(values) for name, values in dataset.cohort.items()},
         context={name: _signal(values) for name, values in dataset.interactions.context.items()},
@@ -115,7 +131,7 @@ def words_of(texts: Iterable[object], buckets: int) -> list[int]:
 
 def item_table(items: Sequence[AdFeatures], vocabularies: Vocabularies) -> ItemTable:
     """A row for each of `items`."""
-    ids, labels = places_of(vocabularies.items, FIRST_ITEM), places_of(vocabularies.labels)
+    ids, labels = vocabularies.item_rows, vocabularies.label_places
     table = ItemTable(
         np.full(len(items), UNKNOWN_ITEM, np.int64),
         np.zeros((len(items), LABELS_MAX), np.int64),
@@ -144,7 +160,6 @@ def numbers(signals: Mapping[str, Signal], columns: Mapping[str, Sequence[Any]],
     """[count, signal] the values of each signal in its own numbers."""
     out = np.zeros((count, len(signals)), np.int64)
     for s, (name, signal) in enumerate(signals.items()):
-        places = places_of(signal.values)
         for i, value in enumerate(columns.get(name, ())):
-            out[i, s] = signal.number(value, places)
+            out[i, s] = signal.number(value)
     return out

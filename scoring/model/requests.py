@@ -18,14 +18,12 @@ from torch import Tensor
 
 from gpu_index.invalid_input import InvalidInput, nearest, shown, step
 from scoring.model.features import (
-    FIRST_ITEM,
     NO_ITEM,
     UNKNOWN_ITEM,
     ItemTable,
     Signal,
     Vocabularies,
     numbers,
-    places_of,
     words_of,
 )
 from scoring.model.network import Network
@@ -69,8 +67,7 @@ def read_requests(
     features: Sequence[object], contexts: Sequence[object], vocabularies: Vocabularies, table: ItemTable, dim: int
 ) -> ReadRequests:
     """Raises InvalidInput with a path that begins `[i].features` or `[i].context`."""
-    items = places_of(vocabularies.items, FIRST_ITEM)
-    surfaces = places_of(vocabularies.surfaces)
+    items, surfaces = vocabularies.item_rows, vocabularies.surface_places
     item: list[int] = []
     surface_item: list[int] = []
     surface_kind: list[int] = []

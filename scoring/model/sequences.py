@@ -18,7 +18,6 @@ from scoring.model.features import (
     ItemTable,
     Vocabularies,
     numbers,
-    places_of,
 )
 
 Ints = NDArray[np.int64]
@@ -90,7 +89,7 @@ class Windows(NamedTuple):
 
 def make_sequences(dataset: Dataset, table: ItemTable, vocabularies: Vocabularies) -> Sequences:
     shown = dataset.interactions
-    surfaces = places_of(vocabularies.surfaces)
+    surfaces = vocabularies.surface_places
     kind = np.array([surfaces.get(name, 0) if name is not None else 0 for name in shown.surface], np.int64)
     main = shown.engaged & np.array([name is None for name in shown.surface], bool)
     other = shown.engaged & (kind > 0)
@@ -120,11 +119,12 @@ def make_impressions(dataset: Dataset, vocabularies: Vocabularies) -> Impression
 
 def label_counts(item: Ints, table: ItemTable, labels: int) -> NDArray[np.int32]:
     """[position + 1, label] running counts of the labels 1 .. `labels` of items [position]."""
+    rows, which = np.unique(item, return_inverse=True)  # a request names few of a large catalogue
+    known = table.labels[rows]
+    has = np.zeros((len(rows), labels + 1), np.int32)
+    has[np.arange(len(rows))[:, None], np.where(known <= labels, known, 0)] = 1
     counts = np.zeros((len(item) + 1, labels + 1), np.int32)
-    has = np.zeros((len(table.labels), labels + 1), np.int32)
-    known = np.where(table.labels <= labels, table.labels, 0)
-    has[np.arange(len(has))[:, None], known] = 1
-    np.cumsum(has[item], axis=0, out=counts[1:])
+    np.cumsum(has[which], axis=0, out=counts[1:])
     return counts[:, 1:]
 
 

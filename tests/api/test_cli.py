@@ -220,6 +220,7 @@ def test_the_demo_shows_one_answer_and_ends() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "eligible ads, 300 in the index" in done.stdout
+    assert ("Model demo makes the vectors" in done.stdout) != ("No model:" in done.stdout)
     assert "Traceback" not in done.stderr
 
 

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from api.ad_stage import AdStage, parts
+from api.ad_stage import BATCHES_MAX, AdStage, parts
 from api.ad_tower import AdTower, AdTowerStatistics
 from api.engine import Engine
 from api.shared_model import SharedModel
 from api.towers import USERS_MAX
 from gpu_index.ad_inputs import inputs_at
-from gpu_index.events import AdEvent, Batch, EventKind, Outcome
+from gpu_index.events import AdEvent, AdPatch, Batch, EventKind, Outcome
 from gpu_index.index import Index
 from gpu_index.second_vectors import slots_of, used_slots
 from kernels.ads import GIVEN_EMBEDDING, GIVEN_GATE, ZERO_EMBEDDING
@@ -52,18 +52,6 @@ def stored(index: Index, slot: int) -> tuple[Any, Any]:
 def as_stored(vector: Any, precision: Precision) -> Any:
     row = np.zeros(row_width(len(vector), precision), storage_dtype(precision))
     return dequantise(row, quantise(vector, precision, row), len(vector))
-
-
-def assert_vectors_are_of(model: FakeModel, index: Index, schema: Any) -> int:
-    """Every ad's vectors that no event gave are what the model makes of the ad as it is. -> ads looked at"""
-    slots = used_slots(index, 0, slots_of(index)).tolist()
-    for slot in slots:
-        ad, flags = inputs_at(index, slot), index.ads.flags[slot]
-        for kind, flag in ((0, GIVEN_EMBEDDING), (1, GIVEN_GATE)):
-            if not flags & flag:
-                want = as_stored(model.of(ad, schema)[kind], index.precision)
-                np.testing.assert_array_equal(stored(index, slot)[kind], want)
-    return len(slots)
 
 
 # Ads at ingest.
@@ -149,8 +137,6 @@ def test_a_batch_is_cut_where_an_ad_must_be_known_as_the_batch_leaves_it() -> No
         patch = None if kind is EventKind.EXPIRE else whole_patch() if kind is EventKind.CREATE else fields["patch"]
         return AdEvent(kind, ad_id, None, 0, 0, 0, patch=patch)
 
-    from gpu_index.events import AdPatch
-
     create = lambda ad_id: event(EventKind.CREATE, ad_id)  # noqa: E731
     told = lambda ad_id: event(EventKind.MODIFY, ad_id, patch=AdPatch(features=b"{}"))  # noqa: E731
     bid = lambda ad_id: event(EventKind.MODIFY, ad_id, patch=AdPatch(bid=2.0))  # noqa: E731
@@ -191,6 +177,22 @@ def test_others_go_on_while_the_model_is_asked(running: Running, fake: FakeModel
     go_on.set()
     assert second.result(WAIT_S) == [Outcome.APPLIED]
     assert running.post("/v1/retrieve", {}).json()["indexed"] == 2
+
+
+def test_the_queue_before_the_ad_tower_has_an_end(running: Running, fake: FakeModel) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(ads: Any) -> None:
+        asked.set()
+        assert go_on.wait(WAIT_S)
+
+    fake.before_ads = hold
+    taken = [running.offer(create("0"))]
+    assert asked.wait(WAIT_S)
+    taken += [running.offer(create(str(number))) for number in range(1, 1 + BATCHES_MAX)]
+    assert not running.stage.offer(Batch([], {}, lambda *_: None), 0.0)
+    go_on.set()
+    assert [each.result(WAIT_S) for each in taken] == [[Outcome.APPLIED]] * (1 + BATCHES_MAX)
 
 
 def test_an_ad_that_the_model_fails_on_is_a_bad_event_and_its_neighbours_are_not(

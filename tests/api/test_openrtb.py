@@ -497,3 +497,16 @@ def test_no_harm_to_a_real_request_is_worse_than_a_fault(data: st.DataObject) ->
     except InvalidInput:
         return
     PARSER.parse_object(body)
+
+
+def test_attributes_of_one_value_are_the_models_context() -> None:
+    body = body_of(request(
+        device={"os": "iOS", "geo": {"country": "USA"}}, user={"keywords": "a,b"},
+        site={"domain": "example.com", "cat": ["IAB1"]},
+    ))  # fmt: skip
+    attributes, context = body["attributes"], body["context"]
+    assert context["geo.country"] == "US"
+    assert context["device.os"] == "ios"
+    assert attributes["user.keywords"] == ["a", "b"]
+    assert "user.keywords" not in context
+    assert context.items() >= {"site.category": "IAB1"}.items()

@@ -108,7 +108,8 @@ def test_what_finds_no_room_on_the_device_is_refused_and_queries_go_on() -> None
 
 def test_a_host_that_is_full_refuses_as_ever() -> None:
     r = random.Random(12)
-    twins = DeviceTwins(r, EmulatedDevice(), ids=9000, limits=Limits(ads=8192, targetings=600, terms=2**15, expired=2**12))
+    limits = Limits(ads=8192, targetings=600, terms=2**15, expired=2**12)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=9000, limits=limits)
     for _ in range(8):
         twins.send([twins.event(r, EventKind.CREATE) for _ in range(200)])
     assert twins.outcomes[Outcome.INDEX_FULL] > 0

@@ -29,7 +29,8 @@ class DeviceTwins(Twins):
 
     def __init__(
         self, r: random.Random, device: Device, *, ids: int, limits: Limits = LIMITS,
-        precision: Precision = Precision.INT8, touched_max: int = 2**14, targetings: int = 40, sizes: Sizes = SMALL_PAGES,
+        precision: Precision = Precision.INT8, touched_max: int = 2**14, targetings: int = 40,
+        sizes: Sizes = SMALL_PAGES,
     ) -> None:  # fmt: skip
         super().__init__(r, ids=ids, limits=limits, precision=precision, targetings=targetings)
         self.index = Index(

@@ -309,6 +309,7 @@ def test_words_of_lists(monkeypatch: pytest.MonkeyPatch) -> None:
         Limits(ads=8192, targetings=60, terms=2000, expired=100),
         Limits(ads=8192, targetings=2000, terms=OWN_TERMS + 5 * 168 + 120, expired=1000),
         Limits(ads=8192, targetings=2000, terms=OWN_TERMS + 5 * 168 + 60, expired=30),
+        Limits(ads=8192, targetings=2000, terms=4000, expired=50, held_bytes=400_000),
     ],
 )
 def test_random_histories_at_the_limits(limits: Limits) -> None:

@@ -60,9 +60,9 @@ def test_impressions_stand_after_what_was_engaged_with_before_them(tmp_path: Pat
 
 def test_signals_become_numbers() -> None:
     text = Signal(values=["b", "a"])
-    assert [text.number(value, {"b": 1, "a": 2}) for value in ("a", "b", "c", None, 3)] == [2, 1, 0, 0, 0]
+    assert [text.number(value) for value in ("a", "b", "c", None, 3)] == [2, 1, 0, 0, 0]
     number = Signal(edges=[1.0, 2.0])
-    assert [number.number(value, {}) for value in (0, 1, 1.5, 99, "1", True, None, float("nan"))] == [
+    assert [number.number(value) for value in (0, 1, 1.5, 10**400, "1", True, None, float("nan"))] == [
         1, 2, 2, 3, 0, 0, 0, 0,
     ]  # fmt: skip
     assert (text.size, number.size) == (3, 4)

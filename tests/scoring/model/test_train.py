@@ -128,5 +128,7 @@ def test_cold_items_are_not_trained_on(tmp_path: Path) -> None:
 def test_an_architecture_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="route 5"):
         Architecture(route=5)
+    with pytest.raises(ValueError, match="up to 16 experts"):
+        Architecture(experts=("sequence",) * 17)
     with pytest.raises(ValueError, match="surfaces"):
         Architecture(experts=("surfaces", "sequence"))

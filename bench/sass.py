@@ -37,7 +37,7 @@ class Figures(NamedTuple):
     registers: int
     shared_bytes: int
     warps: int
-    spills: int
+    spills: int  # bytes, and of stack
     pass_instructions: int | None  # for 32 ads with one user, from queue to offer
     user_instructions: int | None  # for one user more
     ad_bytes: float | None
@@ -107,13 +107,13 @@ def figures(entry: Any, code: MachineCode) -> Figures:
 
 def billions(instructions: int) -> float:
     """Ads (or request-ad pairs) a second, in billions, that the issue of so many instructions for 32 of them allows."""
-    return MULTIPROCESSORS * ISSUES * CLOCK_HZ / instructions * WARP_ADS / 1e9
+    return float(MULTIPROCESSORS * ISSUES * CLOCK_HZ / instructions * WARP_ADS / 1e9)
 
 
 def table(all_figures: list[Figures]) -> str:
     lines = [
-        "| kernel | registers | shared bytes | warps of 64 | spilled | instructions for 32 ads, one user | "
-        "each user more | bytes of an ad |",
+        "| kernel | registers | shared bytes | warps of 64 | bytes of stack and spilled | "
+        "instructions for 32 ads, one user | each user more | bytes of an ad |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for f in all_figures:
@@ -127,8 +127,8 @@ def table(all_figures: list[Figures]) -> str:
 
 
 def _sectors(share: float, item_bytes: float) -> float:
-    """Bytes read for each slot of a column of which this share of slots is wanted, at random: memory gives 32 at once."""
-    return item_bytes * (1 - (1 - share) ** (SECTOR_BYTES / item_bytes))
+    """Bytes read for each slot of a column of which this share is wanted, at random: memory gives 32 at once."""
+    return float(item_bytes * (1 - (1 - share) ** (SECTOR_BYTES / item_bytes)))
 
 
 def goals(all_figures: list[Figures]) -> str:
@@ -147,7 +147,8 @@ def goals(all_figures: list[Figures]) -> str:
         return f"{of} for 32: {billions(of):,.0f} billion/s"
 
     rows = [
-        ("matching, 40 attributes, one request, every targeting distinct", "200 billion ads/s", bytes_allow(row_bytes), ""),
+        ("matching, 40 attributes, one request, every targeting distinct", "200 billion ads/s",
+         bytes_allow(row_bytes), ""),
         ("the same, 30 ads to a targeting, expansion included", "600 billion ads/s", bytes_allow(expand_bytes), ""),
         ("fused gated scoring of every ad, int8, D = 128, one request", "30 billion ads/s",
          bytes_allow(one.ad_bytes), instructions_allow(one.pass_instructions)),

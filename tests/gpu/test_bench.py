@@ -19,7 +19,7 @@ TINY = Sizes(
 )  # fmt: skip
 # steps that run the same code as others, at other sizes
 LIKE_OTHERS = {"score_every_ad_float16", "score_every_ad_float32", "largest_k", "score_a_tenth", "score_a_hundredth",
-               "score_every_ad_for_a_batch"}  # fmt: skip
+               "score_every_ad_for_a_batch", "match_and_expand_30_ads_a_targeting"}  # fmt: skip
 PEERS = {"torch_matmul_mask_topk", "cuvs_brute_force"}
 
 

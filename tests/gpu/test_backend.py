@@ -14,12 +14,13 @@ from api.warm_up import warm_up
 from gpu_index.index import Index
 from gpu_index.snapshot import DoesNotFit
 from gpu_index.values import parse_attributes
+from kernels.cuda.mirror import Mirror
 from kernels.cuda.types import DeviceFault, NoDevice
 from kernels.precision import Precision
 from scoring.request import Pathway, Request
 from tests import random_cases as cases
 from tests.gpu.emulated import EmulatedDevice
-from tests.gpu.twins import DeviceTwins
+from tests.gpu.twins import DeviceTwins, assert_mirrored
 from tests.twins import DIM, GATE_DIM, LIMITS, START_US
 
 
@@ -65,6 +66,23 @@ def test_an_index_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     backend = choose_backend("cuda")
     with pytest.raises(DoesNotFit, match="does not fit into the memory of emulated"):
         backend.attach(index_of(backend.touched_max))
+
+
+def test_an_index_that_is_adopted_takes_the_place_of_the_one_before(device: EmulatedDevice) -> None:
+    """As after a restore: its copy is whole, and the memory of the other one's is given back."""
+    r = random.Random(4)
+    backend = choose_backend("cuda")
+    engine = Engine(index_of(backend.touched_max), clock_us=lambda: START_US, attach=backend.attach)
+    before = device.arena.used
+    other = index_of(backend.touched_max)
+    other.apply(DeviceTwins(r, EmulatedDevice(), ids=5).batch(r, 20), START_US)
+    other.release_thread()
+    adopted = engine.adopt(other)
+    assert engine.turn()
+    assert adopted.done() and engine.index is other
+    assert isinstance(other.copy, Mirror)
+    assert_mirrored(other.copy)
+    assert device.arena.used < before * 1.5
 
 
 def test_the_engine_answers_from_the_device_and_ends_with_it(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,84 +106,94 @@ def _elements(row_bytes: int, precision: Precision) -> NDArray[np.int64]:
 
 
 def _power_exponents(vectors: NDArray[np.float64], wanted: int) -> NDArray[np.int64]:
-    """[vector] the exponent n for which the largest magnitude of vector * 2^-n lies in [2^(wanted - 1), 2^wanted)."""
-    largest = np.abs(vectors).max(axis=1)
+    """[..] the exponent n for which the largest magnitude of vector * 2^-n lies in [2^(wanted - 1), 2^wanted)."""
+    largest = np.abs(vectors).max(axis=-1)
     return np.where(largest > 0, np.frexp(largest)[1] - wanted, 0)
 
 
-def quantised(vectors: NDArray[np.float32], precision: Precision) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What products are made with [vector, dim], and scales [vector]: vector = quantised * scale, exactly so but for
-    int8, where it is rounded to int16 as on the CPU."""
-    wide = vectors.astype(np.float64)
+def quantised(vectors: NDArray[np.float64], precision: Precision) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What products are made with [.., dim], and scales [..]: vector = quantised * scale, exactly so but for int8,
+    where it is rounded to int16 as on the CPU."""
     if precision is Precision.INT8:
-        largest = np.abs(wide).max(axis=1)
-        scales = np.where(largest > 0, largest / int16_max(wide.shape[1]), 1.0)
-        return np.rint(wide / scales[:, None]), scales
-    exponents = _power_exponents(wide, HALF_EXPONENT + 1 if precision is Precision.FLOAT16 else -FLOAT32_SHIFT)
-    return np.ldexp(wide, -exponents[:, None]), np.ldexp(1.0, exponents)
+        largest = np.abs(vectors).max(axis=-1)
+        scales = np.where(largest > 0, largest / int16_max(vectors.shape[-1]), 1.0)
+        return np.rint(vectors / scales[..., None]), scales
+    exponents = _power_exponents(vectors, HALF_EXPONENT + 1 if precision is Precision.FLOAT16 else -FLOAT32_SHIFT)
+    return np.ldexp(vectors, -exponents[..., None]), np.ldexp(1.0, exponents)
 
 
-def _put_fragments(
-    values: NDArray[np.float64], row_bytes: int, tiles: int, precision: Precision, out: NDArray[np.uint8]
-) -> None:
-    """`values` [vector, dim] to `out` [bytes]."""
-    elements = _elements(row_bytes, precision)  # [fragment, lane, item]
-    padded = np.zeros((tiles * TILE_EXPERTS, max(int(elements.max()), values.shape[1]) + 2))
-    padded[: len(values), : values.shape[1]] = values
-    placed = padded.reshape(tiles, TILE_EXPERTS, -1)[:, :, elements].swapaxes(
-        1, 2
-    )  # [tile, fragment, expert, lane, item]
+def _fragments(values: NDArray[np.float64], row_bytes: int, tiles: int, precision: Precision) -> NDArray[np.uint8]:
+    """[user, bytes] of `values` [user, column, dim]."""
+    elements = _elements(row_bytes, precision)  # [fragment, lane, item], -1 for the zero that is put at the end
+    users, columns, dim = values.shape
+    room = max(int(elements.max()) + 1, dim) + 1
     if precision is Precision.INT8:
-        whole = placed.astype(np.int32)
-        out[:] = np.concatenate([whole >> 8, whole & 0xFF], axis=-1).astype(np.uint8).reshape(-1)
+        parts: list[NDArray[Any]] = [values.astype(np.int32)]
+        parts = [(parts[0] >> 8).astype(np.int8).view(np.uint8), (parts[0] & 0xFF).astype(np.uint8)]
     elif precision is Precision.FLOAT16:
-        high = placed.astype(np.float16)
-        low = (placed - high.astype(np.float64)).astype(np.float16)
-        out[:] = np.concatenate([high, low], axis=-1).reshape(-1).view(np.uint8)
+        high = values.astype(np.float16)
+        parts = [high, (values - high.astype(np.float64)).astype(np.float16)]
     else:
-        out[:] = placed.astype(np.float32).reshape(-1).view(np.uint8)
+        parts = [values.astype(np.float32)]
+    placed = []
+    for part in parts:
+        padded = np.zeros((users, columns, room), part.dtype)
+        padded[..., :dim] = part
+        by_tile = padded.reshape(users, tiles, TILE_EXPERTS, room)[..., elements]  # [.., expert, fragment, lane, item]
+        placed.append(by_tile.swapaxes(2, 3))
+    out: NDArray[np.uint8] = np.ascontiguousarray(np.concatenate(placed, axis=-1)).reshape(users, -1).view(np.uint8)
+    return out
 
 
-def _clipped(value: float) -> float:
+def _clipped(values: NDArray[np.float64]) -> NDArray[np.float64]:
     limit = float(np.finfo(np.float32).max)
-    return min(max(value, -limit), limit)
+    return np.clip(values, -limit, limit)
 
 
-def _pack_one(user: UserVectors, layout: Layout, out: NDArray[np.uint8]) -> None:
-    count, columns = len(user.experts), layout.columns
-    experts, expert_scale = quantised(user.experts, layout.precision)
-    gates, gate_scale = quantised(user.gates, layout.precision)
-    expert_factor, gate_factor, gate_bias = np.zeros(columns), np.zeros(columns), np.full(columns, PAD_BIAS)
-    expert_factor[:count] = expert_scale * user.temperature
-    gate_factor[:count] = gate_scale / math.sqrt(layout.gate_dim)
-    gate_bias[:count] = user.gate_bias
-    largest = float(np.abs(expert_factor).max())
-    exponent = int(np.frexp(largest)[1]) if largest > 0 else 0
-    expert_factor = np.ldexp(expert_factor, -exponent)
-    head = out[: HEAD.itemsize].view(HEAD)[0]
-    head["unit"] = 2.0**exponent if abs(exponent) <= UNIT_EXPONENT_MAX else np.nan
-    head["bias"] = _clipped(user.bias)
-    head["unit64"], head["bias64"] = np.ldexp(1.0, exponent), user.bias
-    head["route"] = user.route if user.route < count else 0
-    in_float32 = user.route == count and np.abs(user.gate_bias).max() <= LOGIT_MAX
-    head["gate_factor_max"] = _clipped(float(gate_factor.max())) if in_float32 else np.nan
-    single = out[HEAD.itemsize : layout.factors64].view(np.float32).reshape(LANES, 3, columns)
-    double = out[layout.factors64 : layout.experts].view(np.float64).reshape(LANES, 2, columns)
-    for lane in range(LANES):
-        order = expert_order(lane, layout.tiles, layout.precision)
-        with np.errstate(over="ignore", under="ignore"):
-            single[lane] = np.stack([expert_factor, gate_factor * LOG2_E, gate_bias * LOG2_E])[:, order]
-        double[lane] = np.stack([gate_factor, gate_bias])[:, order]
-    _put_fragments(experts, layout.row_bytes, layout.tiles, layout.precision, out[layout.experts : layout.gates])
-    _put_fragments(gates, layout.gate_row_bytes, layout.tiles, layout.precision, out[layout.gates : layout.bytes])
+def _heads(
+    users: Sequence[UserVectors], counts: NDArray[np.int64], exponents: NDArray[np.int64],
+    gate_factor: NDArray[np.float64],
+) -> NDArray[Any]:  # fmt: skip
+    heads = np.zeros(len(users), HEAD)
+    routes = np.array([user.route for user in users], np.int64)
+    bias_max = np.array([np.abs(user.gate_bias).max() for user in users])
+    units, biases = np.ldexp(1.0, exponents), np.array([user.bias for user in users], np.float64)
+    heads["unit"] = np.where(np.abs(exponents) <= UNIT_EXPONENT_MAX, _clipped(units), np.nan)
+    heads["bias"], heads["unit64"], heads["bias64"] = _clipped(biases), units, biases
+    heads["route"] = np.where(routes < counts, routes, 0)
+    in_float32 = (routes == counts) & (bias_max <= LOGIT_MAX)
+    heads["gate_factor_max"] = np.where(in_float32, _clipped(gate_factor.max(axis=1)), np.nan)
+    return heads
 
 
 def pack_users(users: Sequence[UserVectors], layout: Layout) -> NDArray[np.uint8]:
     """[user, layout.bytes]"""
-    out = np.zeros((len(users), layout.bytes), np.uint8)
-    for user, record in zip(users, out, strict=True):
-        assert user.experts.shape[1] == layout.dim and user.gates.shape[1] == layout.gate_dim
-        assert len(user.experts) == len(user.gates) == len(user.gate_bias) and 1 <= user.route <= len(user.experts)
-        assert tiles_of(len(user.experts)) <= layout.tiles
-        _pack_one(user, layout, record)
+    count, columns, tiles, precision = len(users), layout.columns, layout.tiles, layout.precision
+    out = np.zeros((count, layout.bytes), np.uint8)
+    if not count:
+        return out
+    experts, gates = np.zeros((count, columns, layout.dim)), np.zeros((count, columns, layout.gate_dim))
+    gate_bias, here = np.full((count, columns), PAD_BIAS), np.zeros((count, columns), np.bool_)
+    for i, user in enumerate(users):
+        n = len(user.experts)
+        assert n == len(user.gates) == len(user.gate_bias) and 1 <= user.route <= n <= columns, (n, user.route, columns)
+        experts[i, :n], gates[i, :n], gate_bias[i, :n], here[i, :n] = user.experts, user.gates, user.gate_bias, True
+    temperature = np.array([user.temperature for user in users], np.float64)
+    experts, expert_scale = quantised(experts, precision)
+    gates, gate_scale = quantised(gates, precision)
+    expert_factor = np.where(here, expert_scale * temperature[:, None], 0.0)
+    gate_factor = np.where(here, gate_scale / math.sqrt(layout.gate_dim), 0.0)
+    exponents = _power_exponents(expert_factor, 0)
+    expert_factor = np.ldexp(expert_factor, -exponents[:, None])
+    counts = here.sum(axis=1)
+    out[:, : HEAD.itemsize] = _heads(users, counts, exponents, gate_factor).view(np.uint8).reshape(count, -1)
+    order = np.array([expert_order(lane, tiles, precision) for lane in range(LANES)])  # [lane, column]
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.stack([expert_factor, gate_factor * LOG2_E, gate_bias * LOG2_E], axis=1).astype(np.float32)
+    double = np.stack([gate_factor, gate_bias], axis=1)
+    for values, first, end in ((single, HEAD.itemsize, layout.factors64), (double, layout.factors64, layout.experts)):
+        by_lane = np.ascontiguousarray(values[:, :, order].swapaxes(1, 2))  # [user, lane, kind, column]
+        out[:, first:end] = by_lane.reshape(count, -1).view(np.uint8)
+    out[:, layout.experts : layout.gates] = _fragments(experts, layout.row_bytes, tiles, precision)
+    out[:, layout.gates :] = _fragments(gates, layout.gate_row_bytes, tiles, precision)
     return out

@@ -73,6 +73,7 @@ class Paged:
         self.table = device.zeros((len(host), self.pages_max), np.uint64)
         self.addresses = np.zeros((len(host), self.pages_max), np.uint64)
         self.rows = self.pages = 0
+        self._unsent = len(host)  # the first row of the table that has addresses which the device lacks
 
     def missing_bytes(self, rows: int, pages: int) -> int:
         """What a grant of at least this many rows and pages takes."""
@@ -85,12 +86,14 @@ class Paged:
         assert rows <= len(self.host) and pages <= self.pages_max, (rows, pages)
         wanted = np.flatnonzero(self.addresses[:rows, :pages].reshape(-1) == 0)
         row, page = wanted // max(pages, 1), wanted % max(pages, 1)
+        if len(wanted):
+            self._unsent = min(self._unsent, int(row.min()))
         for i in range(len(wanted)):  # those taken stay, should one fail, for the next time
             self.addresses[row[i], page[i]] = self._slabs.take(self.page_bytes)
         self.rows, self.pages = rows, pages
-        if len(wanted):
-            lowest, highest = 0, rows
-            self.device.upload(self.addresses[lowest:highest].reshape(-1), self.table, lowest * self.pages_max)
+        if self._unsent < rows:
+            first, self._unsent = self._unsent, len(self.host)
+            self.device.upload(self.addresses[first:rows].reshape(-1), self.table, first * self.pages_max)
 
     def upload(self) -> None:
         """Sends all that is granted."""

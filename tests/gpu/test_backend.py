@@ -15,6 +15,7 @@ from gpu_index.index import Index
 from gpu_index.snapshot import DoesNotFit
 from gpu_index.values import parse_attributes
 from kernels.cuda.mirror import Mirror
+from kernels.cuda.registry import plain_entries
 from kernels.cuda.types import DeviceFault, NoDevice
 from kernels.precision import Precision
 from scoring.request import Pathway, Request
@@ -56,9 +57,12 @@ def test_without_a_gpu_auto_says_why_and_cuda_is_refused(monkeypatch: pytest.Mon
         choose_backend("cuda")
 
 
-def test_the_warm_up_goes_through_the_device(device: EmulatedDevice) -> None:
-    warm_up(cases.SCHEMA, DIM, GATE_DIM, Precision.INT8, choose_backend("cuda"))  # it asks `describe` too
-    assert {"match", "eligible", "filter_ads"} <= {name for name, _ in device.launches}
+def test_the_warm_up_launches_every_kernel(device: EmulatedDevice) -> None:
+    """So none is compiled while a request waits."""
+    warm_up(cases.SCHEMA, DIM, GATE_DIM, Precision.INT8, choose_backend("cuda"))
+    launched = {name for name, _ in device.launches}
+    assert {entry.kernel.py_func.__name__ for entry in plain_entries()} <= launched
+    assert "scan" in launched
 
 
 def test_an_index_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +86,7 @@ def test_an_index_that_is_adopted_takes_the_place_of_the_one_before(device: Emul
     assert adopted.done() and engine.index is other
     assert isinstance(other.copy, Mirror)
     assert_mirrored(other.copy)
-    assert device.arena.used < before * 1.5
+    assert device.arena.used < before * 2.5  # two slabs for its own; with the other one kept there would be three
 
 
 def test_the_engine_answers_from_the_device_and_ends_with_it(

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.config import UserError
+from api.engine import ANSWERED_MAX
 from gpu_index.index import TOUCHED_MAX, Index
 from gpu_index.snapshot import DoesNotFit
 from kernels.cuda.types import Device, NoDevice, OutOfDeviceMemory
 
+DEVICE_ANSWERED_MAX = 64  # kernels/cuda/ads.py
 INSTALL = "install mirach[cuda13] or mirach[cuda12], by the driver's CUDA version"
 
 
@@ -25,6 +27,11 @@ class Backend:
     @property
     def touched_max(self) -> int:
         return 0 if self.device is None else TOUCHED_MAX
+
+    @property
+    def answered_max(self) -> int:
+        """Requests of one pass."""
+        return ANSWERED_MAX if self.device is None else DEVICE_ANSWERED_MAX
 
     def figures(self) -> dict[str, Any]:
         return {"backend": self.name, "device": "CPU" if self.device is None else self.device.name}

@@ -104,7 +104,7 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
     backend = choose_backend(settings.backend)
     engine = Engine(
         new_index(settings, schema, model, backend), clock_us=clock_us, requests_max=settings.request_queue_max,
-        attach=backend.attach,
+        answered_max=backend.answered_max, attach=backend.attach,
     )  # fmt: skip
     stage = AdStage(engine)
     decoder = Decoder(

@@ -14,6 +14,7 @@ from api.warm_up import warm_up
 from gpu_index.index import Index
 from gpu_index.snapshot import DoesNotFit
 from gpu_index.values import parse_attributes
+from kernels.cuda.ads import BATCH_MAX
 from kernels.cuda.mirror import Mirror
 from kernels.cuda.registry import plain_entries
 from kernels.cuda.types import DeviceFault, NoDevice
@@ -43,6 +44,7 @@ def test_auto_takes_the_gpu_and_says_so(device: EmulatedDevice) -> None:
     backend = choose_backend("auto")
     assert backend.figures() == {"backend": "cuda", "device": "emulated"}
     assert backend.why == "emulated, 1.0 of 1.0 GiB free"
+    assert backend.answered_max == BATCH_MAX
     assert choose_backend("cpu").figures() == {"backend": "cpu", "device": "CPU"}
 
 

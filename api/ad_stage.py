@@ -29,6 +29,7 @@ from ingest.decode import wrong_length
 T = TypeVar("T")
 
 BATCHES_MAX = 4  # that wait for the model
+READ_ADS = 64  # read by the engine at once, between its requests
 OFFER_S = 0.25  # between looks at whether the engine has ended
 MODEL_FAILED = Fault("internal", "the model failed on the ad; the service's log has the details")
 log = logging.getLogger("mirach.model")
@@ -148,8 +149,9 @@ class AdStage:
         ready = [_of_right_width(event, tower.model.dim, tower.model.gate_dim) for event in events]
         asked = [event.ad_id for event in ready if event.ad_id is not None and depends_on_ad(event)]
         before: dict[str, AdInputs] = {}
-        if asked:
-            before = self._engine.call_after(lambda index: inputs_of(index, asked)).result()
+        for first in range(0, len(asked), READ_ADS):
+            some = asked[first : first + READ_ADS]
+            before |= self._engine.call_after(lambda index, some=some: inputs_of(index, some)).result()  # type: ignore[misc]
         wanted: list[tuple[int, AdInputs]] = []
         for place, event in enumerate(ready):
             if event.kind is EventKind.CREATE:

@@ -16,7 +16,7 @@ from gpu_index.schema import Schema
 from gpu_index.values import value_to_json
 from scoring.model.served import AdFeatures, Model
 
-ADS_MAX = 256  # asked at once
+ADS_MAX = 64  # asked at once: users that come meanwhile wait for them
 log = logging.getLogger("mirach.model")
 
 Vectors = tuple[NDArray[np.float32], NDArray[np.float32]]  # embedding [dim] and gate [gate_dim], or a line for each ad

@@ -88,7 +88,9 @@ def post(address: str, body: bytes) -> Any:
 def answer_text(answer: Json) -> str:
     """The figures that say how an answer came about."""
     shown, eligible, indexed = len(answer["results"]), answer["eligible"], answer["indexed"]
-    return f"{shown:,} of {eligible:,} eligible ads, {indexed:,} in the index, {answer['timings_ms']['total']:.2f} ms"
+    model = f", model {answer['model']['name']}" if answer.get("model") else ""
+    total_ms = answer["timings_ms"]["total"]
+    return f"{shown:,} of {eligible:,} eligible ads, {indexed:,} in the index{model}, {total_ms:.2f} ms"
 
 
 def answer_table(answer: Json) -> Table:

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from rich.markup import escape
 
 from api.commands import answer_table, answer_text, err, out
 from api.config import Loaded, UserError
@@ -168,8 +169,8 @@ class Show:
 
     def print_model(self) -> None:
         if self._model is None:
-            out.print("[bold yellow]No model:[/] ads and users bring random vectors, so that scores mean nothing. "
-                      f"{self._without}", soft_wrap=True)  # fmt: skip
+            out.print("[bold yellow]No model:[/] ads and users bring random vectors, so that scores mean nothing "
+                      f"({escape(str(self._without))})", soft_wrap=True)  # fmt: skip
         else:
             out.print(f"Model {self._model.name} makes the vectors of ads and users: a score is the probability of a "
                       "click", soft_wrap=True)  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from api.ad_stage import AdStage
+from api.ad_stage import READ_ADS, AdStage
 from api.ad_tower import AdTower, AdTowerStatistics
 from api.engine import Engine, Stopped
 from api.memory_left import folder_bytes, memory_left
@@ -33,7 +33,6 @@ from gpu_index.second_vectors import SecondVectors, Unusable, second_bytes, slot
 from scoring.model.served import ModelError, load_model
 
 SCAN_SLOTS = 1 << 18  # looked at by the engine at once
-READ_ADS = 64  # read by the engine, and embedded, at once
 LAST_ADS = 1024  # with no more left to do, events may wait for them
 PASSES_MAX = 16  # then events wait for whatever is left
 log = logging.getLogger("mirach.model")

@@ -141,6 +141,9 @@ def with_model(loaded: Loaded) -> tuple[Loaded, SharedModel | None]:
         return loaded, None
     model = load_shared(loaded.settings.model)
     check_widths(loaded, model)
+    log.info(
+        "model %s (%s): D = %d, G = %d, E = %d", model.name, model.fingerprint, model.dim, model.gate_dim, model.experts
+    )
     return of_model(loaded, model, f"model {loaded.settings.model}"), model
 
 

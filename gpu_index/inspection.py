@@ -132,6 +132,10 @@ def ad(index: Index, ad_id: str) -> dict[str, object] | None:
         },
         "targeting_source": "targeting_meta" if flags & ads_.FROM_META else "targeting",
         "zero_embedding": bool(flags & ads_.ZERO_EMBEDDING),
+        "given": {  # by an event; else the model's, or zeros without one
+            "embedding": bool(flags & ads_.GIVEN_EMBEDDING),
+            "gate": bool(flags & ads_.GIVEN_GATE),
+        },
         "slot": slot,
         "targeting_slot": int(a.targeting[slot]),
         "shared_by": int(index.targetings.references[a.targeting[slot]]),

@@ -12,6 +12,7 @@ READ_BYTES = 1 << 16
 PIECE_BYTES = 256  # while it trickles
 PAUSE_S = 0.01  # between looks at what it shall do, and between pieces
 START_S = 10.0
+END_S = 0.05
 
 
 class Proxy:
@@ -25,6 +26,7 @@ class Proxy:
         self._trickling = False
         self._open = True
         self._connections: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[Any]] = set()  # a task for each
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="soak-proxy", daemon=True)
         self._thread.start()
@@ -69,16 +71,21 @@ class Proxy:
 
     async def _end(self) -> None:
         self._server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
+        await asyncio.sleep(END_S)  # connections that came just before find out by themselves
+        serving = list(self._serving)
+        for task in serving:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(END_S)  # what was aborted is closed in the loop's next turns
 
     def _close_all(self) -> None:
         for writer in self._connections:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         try:
             if self._open:
                 there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
@@ -86,6 +93,7 @@ class Proxy:
         except (OSError, asyncio.CancelledError):
             pass
         finally:
+            self._serving.discard(task)
             writer.transport.abort()
 
     async def _join(

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from api.ad_stage import BATCHES_MAX, AdStage, parts
-from api.ad_tower import AdTower, AdTowerStatistics
+from api.ad_stage import BATCHES_MAX, READ_ADS, AdStage, parts
+from api.ad_tower import ADS_MAX, AdTower, AdTowerStatistics
 from api.engine import Engine
 from api.shared_model import SharedModel
 from api.towers import USERS_MAX
@@ -30,7 +30,7 @@ from scoring.reference import score_reference
 from scoring.user import User
 from tests import random_cases as cases
 from tests.api.conftest import Start
-from tests.api.running import Running
+from tests.api.running import SCHEMA, Running
 from tests.api.test_http import problem
 from tests.fake_model import FakeModel
 from tests.plain import PlainIndex
@@ -179,6 +179,25 @@ def test_others_go_on_while_the_model_is_asked(running: Running, fake: FakeModel
     assert running.post("/v1/retrieve", {}).json()["indexed"] == 2
 
 
+def test_a_batch_of_many_modifies_reads_every_ad_back(running: Running, fake: FakeModel) -> None:
+    """More than the engine reads at once, and more than the model is asked for at once."""
+    count = 3 * READ_ADS + ADS_MAX
+    running.take(*(create(str(number), advertiser_id=str(number), features={"n": 0}) for number in range(count)))
+    fake.asked.clear()
+    running.take(*({"type": "modify", "ad_id": str(number), "ad": {"features": {"n": 1}}} for number in range(count)))
+    assert [(ad.ad_id, ad.advertiser_id, ad.features) for ad in fake.asked] == [
+        (str(number), str(number), {"n": 1}) for number in range(count)
+    ]
+
+    def look(index: Index) -> None:
+        for slot in used_slots(index, 0, slots_of(index)).tolist():
+            np.testing.assert_array_equal(stored(index, slot)[0], fake.of(inputs_at(index, slot), SCHEMA)[0])
+
+    running.engine.call(look).result(WAIT_S)
+    running.take({"type": "modify", "ad_id": "7", "ad": {"bid": 2}})
+    assert len(fake.asked) == count, "a bid needs no vector"
+
+
 def test_the_queue_before_the_ad_tower_has_an_end(running: Running, fake: FakeModel) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
@@ -227,6 +246,8 @@ def test_vectors_that_are_none_are_never_stored(
 def test_zero_embeddings_are_counted_only_where_an_event_gave_them(running: Running) -> None:
     running.take(create("1"), create("2", embedding=[0.0] * 8), create("3", embedding=[1.0] * 8))
     assert running.get("/v1/admin/index").json()["zero_embeddings"] == 1
+    given = [running.get(f"/v1/admin/ads/{number}").json()["given"] for number in (1, 2)]
+    assert given == [{"embedding": False, "gate": False}, {"embedding": True, "gate": False}]
     running.take({"type": "modify", "ad_id": "2", "ad": {"embedding": None}})
     assert running.get("/v1/admin/index").json()["zero_embeddings"] == 0
 

@@ -14,6 +14,7 @@ from api.ad_stage import AdStage
 from api.ad_tower import AdTower, AdTowerStatistics
 from api.config import Settings
 from api.engine import Engine
+from api.memory_left import memory_left
 from api.models import Models
 from api.shared_model import SharedModel
 from gpu_index.ad_inputs import AdInputs
@@ -391,6 +392,19 @@ def test_a_snapshot_is_of_the_model_in_use(running: Running, shelf: Shelf, old: 
 
 def settings_of(**more: Any) -> Settings:
     return replace(Settings(), **more)
+
+
+def test_what_memory_is_left_is_the_least_that_the_system_says(tmp_path: Path) -> None:
+    meminfo, group = tmp_path / "meminfo", tmp_path / "group"
+    assert memory_left(meminfo, group) is None
+    meminfo.write_text("MemTotal:       9 kB\nMemAvailable:       5 kB\n")
+    assert memory_left(meminfo, group) == 5120
+    group.mkdir()
+    (group / "memory.max").write_text("max\n")
+    assert memory_left(meminfo, group) == 5120
+    (group / "memory.max").write_text("4000\n")
+    (group / "memory.current").write_text("1000\n")
+    assert memory_left(meminfo, group) == 3000
 
 
 def test_an_orderly_end_ends_a_switch(running: Running, shelf: Shelf, new: FakeModel) -> None:

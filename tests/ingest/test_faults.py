@@ -92,9 +92,9 @@ def test_a_broker_whose_bytes_trickle_is_read_slowly(kafka: BehindProxy) -> None
     engine = Engine()
     with running(config(kafka, topic), engine) as ingest:
         kafka.proxy.trickle()
-        kafka.send(topic, [create(f"ad-{number}", filler=f"{number}" * 20) for number in range(300)])
-        until(lambda: len(engine.events) == 300)
-        assert engine.offsets(0) == list(range(300))
+        kafka.send(topic, [create(f"ad-{number}", filler=f"{number}" * 20) for number in range(100)])
+        until(lambda: len(engine.events) == 100)
+        assert engine.offsets(0) == list(range(100))
         assert not ingest.failure
 
 

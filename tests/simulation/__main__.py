@@ -36,7 +36,7 @@ def many(first: int, count: int, processes: int) -> int:
                 print(f"\rseed {ran.seed} failed: {ran.failure}")
                 print(f"  replay: python -m tests.simulation --seed {ran.seed} --trace")
         minutes = (time.monotonic() - began) / 60
-        end = "\r" if sys.stdout.isatty() else "\n" if done % 1000 < len(some) else ""
+        end = "\r" if sys.stdout.isatty() else "\n" if done % 500 < len(some) else ""
         if end:
             print(f"{done} of {count} seeds, {failed} failed, {minutes:.1f} min", end=end, flush=True)
     print(f"{done} seeds from {first}: {failed} failed, in {(time.monotonic() - began) / 60:.1f} minutes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -66,9 +66,9 @@ class SimulatedDisk(MemoryDisk):
         """Contents by path."""
         return dict(_files(self.root, ""))
 
-    def flip(self, r: random.Random) -> str | None:
-        """Turns one bit of a file that lies there. -> its path"""
-        paths = [path for path in sorted(self.files()) if self.size(path)]
+    def flip(self, r: random.Random, among: Collection[str]) -> str | None:
+        """Turns one bit of one of these files, if any lies there. -> its path"""
+        paths = [path for path in sorted(among) if self.size(path)]
         if not paths:
             return None
         path = r.choice(paths)

@@ -87,7 +87,7 @@ class Events:
             "embedding": self._vector(DIM), "gate": self._vector(GATE_DIM), "fields": cases.fields(r),
         }  # fmt: skip
         for name, value in choices.items():
-            if r.random() < (0.15 if name.endswith("time") else 0.5):
+            if r.random() < (0.3 if name.endswith("time") else 0.5):
                 ad[name] = value
         if r.random() < 0.15:
             hours = sorted(r.sample(range(168), r.choice([1, 60, 167])))

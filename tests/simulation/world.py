@@ -105,7 +105,8 @@ class World:
             self.look()
         except Crash:
             self.say_("crash")
-            self.r.choice([self._kill, self._lose_power])()
+            powerless = 0.85 if self._crash_kind else 0.5  # it matters what was synced
+            (self._lose_power if self.r.random() < powerless else self._kill)()
 
     # The process.
 
@@ -126,7 +127,7 @@ class World:
     def _gone(self) -> None:
         assert self.service is not None
         self.service = None
-        self._crash_at_disk = None
+        self._crash_at_disk, self._crash_kind = None, ""
 
     def stop(self) -> None:
         if self.service is None:
@@ -246,6 +247,9 @@ class World:
 
     def do_set_clock(self) -> None:
         self.clock.now_us += self.r.choice([-3600, -30, -1, 1, 30, 3600]) * 1_000_000
+        if self.service is not None and self.r.random() < 0.5:
+            self.service.engine.turn()
+            self.do_check()
 
     def do_check(self) -> None:
         assert self.service is not None
@@ -258,8 +262,11 @@ class World:
 
     def do_crash_at_disk(self) -> None:
         """In the middle of writing, or where names come and go."""
-        self._crash_kind = self.r.choice(["", "", "sync", "remove"])
-        self._crash_at_disk = self.r.randrange(self.r.choice([6, 40, 150]) if self._crash_kind == "" else 5)
+        if self._crash_at_disk is not None:
+            return
+        self._crash_kind = self.r.choice(["", "about to sync", "remove"])
+        most = {"": self.r.choice([6, 40, 150]), "about to sync": 4, "remove": 4}[self._crash_kind]
+        self._crash_at_disk = self.r.randrange(most)
         self.do_snapshot()
 
     def do_letters_fail(self) -> None:
@@ -321,8 +328,10 @@ class World:
         )
 
     def do_flip(self) -> None:
+        disk, placed = self.outside.disk, self.outside.shelf.placed
+        among = placed[max(placed)].files if placed and self.r.random() < 0.7 else disk.files()
         for _ in range(self.r.choice([1, 3])):
-            path = self.outside.disk.flip(self.r)
+            path = disk.flip(self.r, among)
             if path is not None:
                 self.say_(f"a bit of {path} flips")
                 self.outside.shelf.damage(path)

@@ -90,9 +90,9 @@ class Engine:
         clock: Callable[[], float] = monotonic,
         thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
-        """`clock_us` gives microseconds since 1970. At most `requests_max` requests and `batches_max` batches wait; a turn
-        answers up to `answered_max` requests, or one of more. `attach` is called with each index before
-        the engine uses it, and gives it its copy on a GPU if there is one."""
+        """`clock_us` gives microseconds since 1970. At most `requests_max` requests and `batches_max` batches wait; a
+        turn answers `answered_max` requests at most, or one waiting party of more. `attach` is called with each index
+        before the engine uses it, and gives it its copy on a GPU if there is one."""
         self.index = index
         self._attach = attach
         attach(index)

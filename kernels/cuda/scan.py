@@ -108,7 +108,6 @@ def _offer(
 ) -> Any:  # fmt: skip
     """Puts the lanes' ads that reach what the job asks into the block's buffer; by a whole warp."""
     held, limit_order, limit_tie, limit_slot, asked_order, state = shared
-    orders, slots, scores = block
     better = asked and order >= asked_order[job]
     if better and order == limit_order[job]:
         better = is_within(order, slot, (limit_order[job], limit_tie[job], limit_slot[job]), ties, slots_log2)
@@ -123,9 +122,9 @@ def _offer(
     first = uint32(cuda.shfl_sync(FULL_WARP, int32(first), 0))
     if better:
         at = _job(jobs, job, FIRST) + uint64(first) + uint64(cuda.popc(votes & cuda.lanemask_lt()))
-        store_u64(orders, at, order)
-        store_u32(slots, at, slot)
-        store_f32(scores, at, score)
+        store_u64(block[uint32(0)], at, order)
+        store_u32(block[uint32(1)], at, slot)
+        store_f32(block[uint32(2)], at, score)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -139,7 +138,7 @@ def _cut(job: Any, jobs: Any, ties: Any, slots_log2: Any, block: Any, shared: An
     """Cuts a buffer to the job's k best, and publishes the worst of them; by the whole block."""
     held, limit_order, limit_tie, limit_slot, asked_order, _state = shared
     histogram, found, warp_counts = search
-    orders, slots, scores = block
+    orders, slots, scores = block[uint32(0)], block[uint32(1)], block[uint32(2)]
     first, k = _job(jobs, job, FIRST), _job(jobs, job, K)
     limit = keep_best(
         orders + first * uint64(8), slots + first * uint64(4), scores + first * uint64(4), int64(held[job]), int64(k),
@@ -156,7 +155,7 @@ def _cut(job: Any, jobs: Any, ties: Any, slots_log2: Any, block: Any, shared: An
 @cuda.jit(device=True, forceinline=True)
 def _hand_over(job: Any, jobs: Any, block: Any, held: Any, bounds: Any, merged: Any) -> None:
     """Adds what can be among the job's best to its list; by the whole block."""
-    orders, slots, scores = block
+    orders, slots, scores = block[uint32(0)], block[uint32(1)], block[uint32(2)]
     merged_orders, merged_slots, merged_scores, merged_counts = merged
     first, target = _job(jobs, job, FIRST), _job(jobs, job, MERGED_FIRST)
     bound = ptx.load_latest_u64(bounds, uint64(job))
@@ -291,6 +290,7 @@ def scan_kernel(layout: Layout, make: Callable[[Layout], Any] = scorer) -> Any:
         limit_tie = cuda.shared.array(JOBS_MAX, uint64)
         limit_slot = cuda.shared.array(JOBS_MAX, uint64)
         asked_order = cuda.shared.array(JOBS_MAX, uint64)
+        block = cuda.shared.array(3, uint64)  # where the block's buffers begin: orders, slots, scores
         state = cuda.shared.array(2, int32)
         histogram = cuda.shared.array(BINS, uint32)
         found = cuda.shared.array(FOUND_ITEMS, int64)
@@ -305,11 +305,13 @@ def scan_kernel(layout: Layout, make: Callable[[Layout], Any] = scorer) -> Any:
             asked_order[thread] = uint64(0)
         if thread < uint32(2):
             state[thread] = 0
+        if thread == uint32(0):
+            own = uint64(cuda.blockIdx.x) * uint64(block_entries)
+            block[uint32(0)], block[uint32(1)] = orders + own * uint64(8), entry_slots + own * uint64(4)
+            block[uint32(2)] = entry_scores + own * uint64(4)
         cuda.syncthreads()
         queue_first = uint32(thread >> uint32(5)) * uint32(SEGMENT)
         queue = queues[queue_first : queue_first + SEGMENT]
-        own = uint64(cuda.blockIdx.x) * uint64(block_entries)
-        block = (orders + own * uint64(8), entry_slots + own * uint64(4), entry_scores + own * uint64(4))
         bases = all_bases[uint32(thread >> uint32(5)) * uint32(BASES) :]
         at, have, finished, first_slot = int32(0), int32(0), False, uint32(0)
         working = True

@@ -48,7 +48,8 @@ class _Lane:
 
     def _fetch(self, k: int) -> None:
         job = self.job._replace(mask=self._pass.without(self.job.mask, self._fetched.slots), k=k)
-        self.take(top_k(self._mirror.device, self._mirror.score_columns, self._pass.slots, [job])[0], k)
+        mirror = self._mirror
+        self.take(top_k(mirror.device, mirror.score_columns, self._pass.slots, [job], mirror.buffers)[0], k)
 
 
 class OnDevice:
@@ -72,7 +73,7 @@ def _survivors(index: Index, mirror: Mirror, requests: Sequence[Request]) -> Sur
     lanes = [_lanes(index, mirror, made, r, request, users) for r, request in enumerate(requests)]
     flat = [lane for each in lanes for lane in each]
     if made.slots:
-        found = top_k(mirror.device, mirror.score_columns, made.slots, [lane.job for lane in flat])
+        found = top_k(mirror.device, mirror.score_columns, made.slots, [lane.job for lane in flat], mirror.buffers)
         for lane, best in zip(flat, found, strict=True):
             lane.take(best, lane.job.k)
     eligible = made.counts().tolist()

@@ -74,7 +74,9 @@ class Settings:
     places: Path | None = setting(
         None, "Coordinates of places that Meta targeting names by key alone, a CSV file; without one such ads are bad."
     )
-    backend: Literal["auto", "cpu", "cuda"] = setting("auto", "What to compute on. This version has the CPU only.")
+    backend: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "What to compute on; auto takes a GPU where there is one that it can use, and says which it took."
+    )
     precision: Literal["int8", "float16", "float32"] = setting("int8", "Stored precision of the ads' vectors.")
     model: Path | None = setting(
         None, "Folder of a trained model; without one ads and requests bring their own vectors."
@@ -364,8 +366,6 @@ def check_together(settings: Settings) -> None:
         raise ConfigError(
             f"{environment_name('admin_token')} must be printable ASCII without spaces: it travels in a header"
         )
-    if settings.backend == "cuda":
-        raise ConfigError("backend cuda: this version has no CUDA backend; take auto or cpu")
     if settings.topic == settings.dlq_topic:
         raise ConfigError(f"topic and dlq_topic are both {settings.topic!r}: bad events would be read again for ever")
     if not re.fullmatch(r"[A-Z]{3}", settings.currency):

@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 
 from gpu_index.events import Batch
 from gpu_index.index import Index
+from kernels.cuda.types import DeviceFault
 from scoring.request import Answer, Request
 from scoring.retrieve import retrieve
 
 T = TypeVar("T")
 TICK_S = 0.25  # how often the clock is looked at with nothing else to do: starts and ends are due within a second
-ANSWERED_MAX = 16  # requests of one turn; more wait for the next
+ANSWERED_MAX = 16  # requests of one turn, as many as the CPU takes in one pass; more wait for the next
 log = logging.getLogger("mirach.engine")
 
 
@@ -84,14 +85,20 @@ class Engine:
         clock_us: Callable[[], int],
         requests_max: int = 1024,
         batches_max: int = 8,
+        answered_max: int = ANSWERED_MAX,
+        attach: Callable[[Index], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
         thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
-        """`clock_us` gives microseconds since 1970. At most `requests_max` requests and `batches_max` batches wait."""
+        """`clock_us` gives microseconds since 1970. At most `requests_max` requests and `batches_max` batches wait; a
+        turn answers `answered_max` requests at most, or one waiting party of more. `attach` is called with each index
+        before the engine uses it, and gives it its copy on a GPU if there is one."""
         self.index = index
+        self._attach = attach
+        attach(index)
         self.statistics = EngineStatistics()
         self._clock_us, self._clock = clock_us, clock
-        self._requests_max, self._batches_max = requests_max, batches_max
+        self._requests_max, self._batches_max, self._answered_max = requests_max, batches_max, answered_max
         self._changed = threading.Condition()
         self._waiting: deque[_Waiting] = deque()
         self._held: list[_Waiting] = []  # behind their offsets; the engine's own
@@ -189,8 +196,10 @@ class Engine:
     def adopt(self, index: Index) -> Future[None]:
         """From then on the engine has this index, which nobody else may use, in place of its own. Raises Stopped."""
 
-        def take(_: Index) -> None:
+        def take(old: Index) -> None:
             index.release_thread()
+            old.copy = None  # gives its memory back first
+            self._attach(index)
             self.index = index
 
         return self.call(take)
@@ -273,6 +282,11 @@ class Engine:
         began = self._clock()
         try:
             answers = retrieve(self.index, [request for waiting in ready for request in waiting.requests])
+        except DeviceFault:
+            self.failed = True
+            for waiting in ready:
+                self._finish(waiting, Stopped())
+            raise
         except Exception as error:
             log.exception("a pass failed")
             for waiting in ready:
@@ -297,7 +311,7 @@ class Engine:
         count = 0
         still: list[_Waiting] = []
         for waiting in self._held:
-            if self._reached(waiting.offsets) and (not ready or count + len(waiting.requests) <= ANSWERED_MAX):
+            if self._reached(waiting.offsets) and (not ready or count + len(waiting.requests) <= self._answered_max):
                 ready.append(waiting)
                 count += len(waiting.requests)
             elif not self._reached(waiting.offsets) and (self._clock() >= waiting.deadline or self._is_last()):
@@ -306,11 +320,11 @@ class Engine:
             else:
                 still.append(waiting)
         self._held = still
-        while not ready or count < ANSWERED_MAX:
+        while not ready or count < self._answered_max:
             with self._changed:
                 if not self._waiting:
                     break
-                if ready and count + len(self._waiting[0].requests) > ANSWERED_MAX:
+                if ready and count + len(self._waiting[0].requests) > self._answered_max:
                     break
                 waiting = self._waiting.popleft()
             if self._reached(waiting.offsets):
@@ -363,3 +377,5 @@ def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
         future.set_result(work())
     except Exception as error:
         future.set_exception(error)
+        if isinstance(error, DeviceFault):
+            raise

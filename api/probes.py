@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from api.metrics import CONTENT_TYPE, Snapshot
 from api.problems import NOT_READY, Problem
 from api.replies import json_response
-from api.service import BACKEND, Service
+from api.service import Service
 from api.version import VERSION
 
 
@@ -42,7 +42,7 @@ def probe_router(service: Service) -> APIRouter:
             model=service.model_figures(),
             towers={"seconds": towers.seconds, "batch_users": towers.batch_users},
             ready=service.progress().ready and not service.stopping,
-            build={"version": VERSION, **BACKEND, "precision": service.loaded.settings.precision},
+            build={"version": VERSION, **service.backend.figures(), "precision": service.loaded.settings.precision},
         )
         return Response(snapshot.exposition(), media_type=CONTENT_TYPE)
 

@@ -27,6 +27,7 @@ from fastapi import FastAPI
 
 from api.ad_stage import AdStage
 from api.app import create_app
+from api.backend import CPU, Backend, choose_backend
 from api.config import ConfigError, Loaded, Settings
 from api.engine import Engine, Stopped
 from api.http_protocol import BoundedProtocol
@@ -100,7 +101,11 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
     settings = loaded.settings
     schema = Schema.load(settings.schema)
     places = None if settings.places is None else Places.load(settings.places)
-    engine = Engine(new_index(settings, schema, model), clock_us=clock_us, requests_max=settings.request_queue_max)
+    backend = choose_backend(settings.backend)
+    engine = Engine(
+        new_index(settings, schema, model, backend), clock_us=clock_us, requests_max=settings.request_queue_max,
+        answered_max=backend.answered_max, attach=backend.attach,
+    )  # fmt: skip
     stage = AdStage(engine)
     decoder = Decoder(
         schema,
@@ -124,6 +129,7 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
     service = Service(
         loaded, schema, RequestParser.of(schema, settings, model), engine, ingest.statistics, snapshots,
         ingest.look_again, UserTowers(settings.request_queue_max), models,
+        backend,
     )  # fmt: skip
     models.on_switch, models.set_widths = service.take_model, decoder.set_widths
     return Process(service, engine, ingest, stage, snapshots, create_app(service), listener)
@@ -141,8 +147,8 @@ def with_model(loaded: Loaded) -> tuple[Loaded, SharedModel | None]:
     return of_model(loaded, model, f"model {loaded.settings.model}"), model
 
 
-def new_index(settings: Settings, schema: Schema, model: SharedModel | None) -> Index:
-    """An empty one. Raises AddressSpaceError."""
+def new_index(settings: Settings, schema: Schema, model: SharedModel | None, backend: Backend = CPU) -> Index:
+    """An empty one, without its copy on a GPU. Raises AddressSpaceError."""
     return Index(
         schema,
         dim=settings.dim,
@@ -153,6 +159,7 @@ def new_index(settings: Settings, schema: Schema, model: SharedModel | None) -> 
         ),
         expired_versions_s=settings.expired_versions_s,
         model=None if model is None else model.title,
+        touched_max=backend.touched_max,
     )
 
 
@@ -251,8 +258,10 @@ class Run:
         process.engine.start()
         process.stage.start()
         process.service.towers.start()
-        process.engine.call(timed_warm_up).add_done_callback(self._loaded)
-        log.info("listening on %s, backend cpu, precision %s", process.address, self.settings.precision)
+        process.engine.call(partial(timed_warm_up, process.service.backend)).add_done_callback(self._loaded)
+        backend = process.service.backend
+        log.info("backend %s: %s", backend.name, backend.why)
+        log.info("listening on %s, backend %s, precision %s", process.address, backend.name, self.settings.precision)
         begin = asyncio.create_task(self._begin())
         watch = asyncio.create_task(self._watch())
         companion = asyncio.create_task(self._accompany(beside))
@@ -299,7 +308,8 @@ class Run:
         process, schema = self.process, self.process.service.schema
         model = process.service.models.active
         start_offsets = process.snapshots.restore(
-            identity_of(self.settings, schema, model, view), lambda: new_index(self.settings, schema, model)
+            identity_of(self.settings, schema, model, view),
+            lambda: new_index(self.settings, schema, model, process.service.backend),
         )
         process.ingest.start(start_offsets, view.topic_id)
         process.snapshots.start()
@@ -369,11 +379,11 @@ def in_daemon(function: Callable[[], None]) -> asyncio.Future[None]:
     return asyncio.wrap_future(done)
 
 
-def timed_warm_up(index: Index) -> None:
+def timed_warm_up(backend: Backend, index: Index) -> None:
     """On the engine's thread, before its first events."""
     began = time.perf_counter()
     compile_apart(index.precision)
-    warm_up(index.schema, index.dim, index.gate_dim, index.precision)
+    warm_up(index.schema, index.dim, index.gate_dim, index.precision, backend)
     log.info("kernels are loaded after %.1f s", time.perf_counter() - began)
 
 

@@ -11,6 +11,7 @@ from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
 from api.ad_stage import BATCHES_MAX
+from api.backend import CPU, Backend
 from api.bodies import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, Bodies
 from api.config import Loaded
 from api.engine import Engine, IndexBehind, ModelChanged, QueueFull, Stopped
@@ -40,7 +41,6 @@ READY_BELIEVED_S = 0.1
 ENGINE_FAILED = "the engine has failed, its log says why; the service is to be started again"
 LOOK_WAIT_S = 1.0  # at least, for a look at the topic
 SWITCHES_MAX = 4  # of models, while one request is answered
-BACKEND = {"backend": "cpu", "device": "CPU"}  # the one that this version has
 
 
 @dataclass(slots=True)
@@ -56,6 +56,7 @@ class Service:
     look_again: Callable[[], Future[TopicView | None]]  # Ingest.look_again
     towers: UserTowers
     models: Models
+    backend: Backend = CPU
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     bodies: Bodies = field(default_factory=lambda: Bodies(IN_FLIGHT_BYTES_MAX))
     loading: bool = False  # the kernels: not ready
@@ -229,7 +230,7 @@ class Service:
         """What the index holds and the engine has done, as JSON types."""
         figures: dict[str, Any] = dict(await self.on_engine(describe))
         figures["limits"] = self.limits(figures["limits"])
-        return {**figures, **BACKEND, "engine": self.engine_figures()}
+        return {**figures, **self.backend.figures(), "engine": self.engine_figures()}
 
     def limits(self, of_index: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
         """Every bound of docs/operations.md that has a figure: what is in use, and the limit."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from api.config import UserError, nearest_name
 from gpu_index.invalid_input import InvalidInput
 from gpu_index.schema import SchemaError
+from gpu_index.snapshot import DoesNotFit
 from ingest.config import IngestConfigError
 from ingest.embedded import EmbeddedBrokerError
 from ingest.places import PlacesError
@@ -17,8 +18,8 @@ from kernels.memory import AddressSpaceError
 from scoring.model.served import ModelError
 
 USERS = (
-    SchemaError, PlacesError, IngestConfigError, EmbeddedBrokerError, ProduceError, AddressSpaceError, InvalidInput,
-    ModelError,
+    SchemaError, PlacesError, IngestConfigError, EmbeddedBrokerError, ProduceError, AddressSpaceError, DoesNotFit,
+    InvalidInput, ModelError,
 )  # fmt: skip
 UNKNOWN_PROPERTY = re.compile(r'No such configuration property: "([^"]+)"')
 # librdkafka knows some two hundred; these are what is set in practice, to name the nearest to a misspelt one.

@@ -22,7 +22,7 @@ def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in (*PACKAGES, *packages)},
+        "packages": {name: version(name) for name in (*PACKAGES, *packages)},
     }
 
 
@@ -44,7 +44,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(name: str) -> str:
+def version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from gpu_index import footprint
 from gpu_index.events import AdEvent, Batch, EventKind, Outcome
 from gpu_index.field_terms import FieldTerms
 from gpu_index.identity import tie_key
-from gpu_index.packing import Packer
+from gpu_index.packing import PackedEvents, Packer
 from gpu_index.queries import Packed, queries
 from gpu_index.schema import Schema
 from gpu_index.targeting import Expression
@@ -34,6 +34,7 @@ from kernels import filter as filter_
 from kernels import match as match_
 from kernels import targetings as targetings_
 from kernels.memory import reserve
+from kernels.plan import Queries
 from kernels.precision import Precision
 from kernels.score import ScoreColumns
 
@@ -42,6 +43,7 @@ ROWS_MAX = 16_384
 WORDS_MAX = 2**32 - 1  # of each pool
 EVICTION_LOG_S = 60.0
 UNLIMITED_BYTES = 2**62
+TOUCHED_MAX = 2**20
 _OUTCOMES = (
     Outcome.APPLIED,
     Outcome.STALE,
@@ -81,13 +83,30 @@ class Selection(NamedTuple):
     first: NDArray[np.int64]
 
 
+class Copy(Protocol):
+    """The index on a device."""
+
+    def grow(self, records: int, postings: int, fields: int) -> bool:
+        """Makes room for one more event, which may need so many words of each. -> whether there is more than before"""
+
+    def sync(self) -> int:
+        """Brings it up to date. -> bytes sent"""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part."""
+
+    def renewed(self, ads: Any, dim: int, gate_dim: int) -> Copy:
+        """One of an index whose ads have other columns, in place of this."""
+
+
 class Index:
     def __init__(
         self, schema: Schema, *, dim: int, gate_dim: int, precision: Precision, limits: Limits = DEFAULT_LIMITS,
-        expired_versions_s: int = EXPIRED_VERSIONS_S, model: ModelName | None = None,
+        expired_versions_s: int = EXPIRED_VERSIONS_S, model: ModelName | None = None, touched_max: int = 0,
     ) -> None:  # fmt: skip
-        """An empty index, of vectors of this model; None: events bring them. Raises AddressSpaceError where the system
-        will not reserve what `limits` ask for."""
+        """An empty index, of vectors of this model; None: events bring them. `touched_max`: for a copy on a device, how
+        many changes its tables may note between two batches (TOUCHED_MAX), 0 for none. Raises AddressSpaceError where
+        the system will not reserve what `limits` ask for."""
         self.schema, self.dim, self.gate_dim, self.precision = schema, dim, gate_dim, precision
         self.model = model
         self.limits = limits._replace(ads=-(-limits.ads // ads_.SEGMENT_SLOTS) * ads_.SEGMENT_SLOTS)
@@ -96,9 +115,12 @@ class Index:
         self.terms, self.fields = TargetingTerms(schema, limits.terms), FieldTerms(schema, limits.terms)
         self.packer = Packer(self.terms, self.fields, dim, gate_dim, precision)
         self.targetings = targetings_.targetings(
-            limits.targetings, limits.terms, self.terms.domain, ROWS_MAX, WORDS_MAX
+            limits.targetings, limits.terms, self.terms.domain, ROWS_MAX, WORDS_MAX, touched_max
         )
-        self.ads = ads_.ads(self.limits.ads, limits.targetings, limits.terms, WORDS_MAX, dim, gate_dim, precision)
+        self.ads = ads_.ads(
+            self.limits.ads, limits.targetings, limits.terms, WORDS_MAX, dim, gate_dim, precision, touched_max
+        )
+        self.copy: Copy | None = None  # on a device
         self.expired = expired_.expired(limits.expired)
         self.parts = footprint.Parts(
             self.ads, self.targetings, self.expired, self.terms.vocabulary, self.fields.vocabulary
@@ -160,13 +182,10 @@ class Index:
         if full:
             packed = self.packer.pack([msgspec.structs.replace(events[0], kind=EventKind.BAD, patch=None)])
         codes = np.zeros(len(packed.events), np.int64)
-        partitions = max(int(packed.events["partition"].max()), *self.positions, 0) + 1
-        apply_.apply_events(
-            self.ads, self.targetings, self.expired, packed.events, packed.words, packed.vectors,
-            self.applied[:partitions], self._room_bytes(), footprint.slot_bytes(self.ads), self.now_us,
-            self._limit_ms, codes,
-        )  # fmt: skip
+        self._apply_packed(packed, codes)
         self._give_back()
+        if self.copy is not None:
+            self.copy.sync()
         outcomes = [_OUTCOMES[code] for code in codes.tolist()]
         return [Outcome.INDEX_FULL if full and outcome is Outcome.BAD else outcome for outcome in outcomes]
 
@@ -182,11 +201,30 @@ class Index:
             embedding=embedding, embedding_scale=embedding_scale, gate=gate, gate_scale=gate_scale
         )
         self.parts = self.parts._replace(ads=self.ads)
+        if self.copy is not None:
+            self.copy = self.copy.renewed(self.ads, dim, gate_dim)
 
     def _room_bytes(self) -> NDArray[np.int64]:
         """[1] What new ads may take."""
         limit = self.limits.held_bytes
         return np.array([limit - footprint.held(self.parts) if limit else UNLIMITED_BYTES])
+
+    def _apply_packed(self, packed: PackedEvents, codes: NDArray[np.int64]) -> None:
+        """Where an event finds no room, the copy is asked for more; what finds none then is refused."""
+        events, done, room_bytes = packed.events, 0, self._room_bytes()
+        partitions = max(int(events["partition"].max()), *self.positions, 0) + 1
+        refused = 0 if self.copy is not None else len(events)
+        while done < len(events):
+            done = apply_.apply_events(
+                self.ads, self.targetings, self.expired, events, packed.words, packed.vectors,
+                self.applied[:partitions], room_bytes, footprint.slot_bytes(self.ads), self.now_us, self._limit_ms,
+                codes, done, refused,
+            )  # fmt: skip
+            if done < len(events):
+                assert self.copy is not None
+                needed = apply_.room_needed(self.ads, self.targetings, events[done], packed.words)
+                if not self.copy.grow(*needed):
+                    refused = done + 1
 
     def _give_back(self) -> None:
         """Terms that nothing refers to leave the vocabularies."""
@@ -221,16 +259,19 @@ class Index:
         """Ads, paused ones too."""
         return int(self.ads.state[ads_.ADS])
 
-    def select(self, requests: Sequence[tuple[RequestAttributes, int | None]]) -> Selection:
-        """The ads eligible for each (attributes, own now or None); at most match.BATCH_MAX requests."""
+    def queries(self, requests: Sequence[tuple[RequestAttributes, int | None]]) -> Queries:
+        """Requests (attributes, own now or None) as the kernels take them."""
         self._assert_owner()
-        assert 0 < len(requests) <= match_.BATCH_MAX, len(requests)
         packed = [
             Packed(self.terms, self.schema, attributes, self.now_us if now is None else now)
             for attributes, now in requests
         ]
-        q = queries(packed, [now for _, now in requests])
-        counts = match_.match(self.ads, self.targetings, q, self._scratch)
+        return queries(packed, [now for _, now in requests])
+
+    def select(self, requests: Sequence[tuple[RequestAttributes, int | None]]) -> Selection:
+        """The ads eligible for each (attributes, own now or None); at most match.BATCH_MAX requests."""
+        assert 0 < len(requests) <= match_.BATCH_MAX, len(requests)
+        counts = match_.match(self.ads, self.targetings, self.queries(requests), self._scratch)
         first = np.zeros(len(requests) + 1, np.int64)
         np.cumsum(counts.sum(axis=1), out=first[1:])
         slots = np.empty(first[-1], np.uint32)
@@ -277,11 +318,17 @@ class Index:
 
     def slot_of(self, ad_id: str) -> int | None:
         """The slot of an ad, None where there is none with this id."""
+        found = self.slots_of([ad_id])
+        return int(found[0]) if len(found) else None
+
+    def slots_of(self, ad_ids: Sequence[str]) -> NDArray[np.uint32]:
+        """The slots of those of the ads that there are."""
         self._assert_owner()
-        keys, words, at = _ids([ad_id])
-        out = np.empty(1, np.int64)
+        keys, words, at = _ids(ad_ids)
+        out = np.empty(len(at), np.int64)
         filter_.find_ads(self.ads, keys, words, at, out)
-        return None if out[0] < 0 else int(out[0])
+        found: NDArray[np.uint32] = out[out >= 0].astype(np.uint32)
+        return found
 
 
 def _ids(ad_ids: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:

@@ -58,6 +58,7 @@ def describe(index: Index) -> dict[str, object]:
             "targetings": int(t.state[targetings_.FRONTIER]),
         },
         "memory_bytes": footprint.touched(index.parts),
+        "device_memory_bytes": {} if index.copy is None else index.copy.memory(),
         "held_bytes": footprint.held(index.parts),
         "precision": str(index.precision),
         "dim": index.dim,

@@ -105,17 +105,18 @@ def _expired(index: Index) -> list[Group]:
 
 
 def _state(index: Index) -> Group:
-    """Counts, frontiers and heads of lists: small arrays, each as one row."""
+    """Counts, frontiers and heads of lists: small arrays, each as one row; not the limits and logs behind them."""
     a, t, x = index.ads, index.targetings, index.expired
     arrays: Columns = {
-        "ads": a.state, "ads.extents": a.extents.state, "ads.extents.free": a.extents.free, "ads.table": a.table.state,
-        "targetings": t.state, "targetings.table": t.table.state, "targetings.rows": t.rows.state,
+        "ads": a.state[:4], "ads.extents": a.extents.state[:2], "ads.extents.free": a.extents.free,
+        "ads.table": a.table.state, "targetings": t.state[:5], "targetings.table": t.table.state,
+        "targetings.rows": t.rows.state[:3],
         "targetings.rows.constrained": t.rows.constrained, "expired": x.state, "expired.table": x.table.state,
     }  # fmt: skip
     pools = {"ads.texts": a.texts, "ads.fields": a.fields, "targetings.records": t.records,
              "targetings.postings": t.rows.postings, "expired.texts": x.texts}  # fmt: skip
     for name, pool in pools.items():
-        arrays[name + ".pool"], arrays[name + ".free"] = pool.state, pool.free
+        arrays[name + ".pool"], arrays[name + ".free"] = pool.state[:2], pool.free
     return Group("state", 1, {name: array[None] for name, array in arrays.items()})
 
 

@@ -12,7 +12,7 @@ from gpu_index.record import float_bits
 from gpu_index.schema import Kind, Schema
 from gpu_index.terms import TargetingTerms
 from gpu_index.values import Point, RequestAttributes, Value, request_values
-from kernels.match import SERVICE_CLOCK, Queries
+from kernels.plan import SERVICE_CLOCK, Queries
 
 WITHOUT_NUMBERS = frozenset({Kind.CATEGORY, Kind.BOOLEAN, Kind.HOUR_OF_WEEK})
 

@@ -18,6 +18,7 @@ from kernels.extents import Extents, extents
 from kernels.memory import reserve
 from kernels.pool import Pool, give, pool
 from kernels.precision import Precision, row_width, storage_dtype
+from kernels.touched import note, state
 
 SEGMENT_SLOTS = 8192
 NO_SLOT = -1
@@ -56,25 +57,27 @@ class Ads(NamedTuple):
     field_references: NDArray[np.uint32]  # [field term] ads
     field_zeroed: NDArray[np.uint32]  # field terms that lost their last ad, each once
     field_is_zeroed: NDArray[np.bool_]  # [field term] in `field_zeroed`
-    state: NDArray[np.int64]  # ads, paused, with a zero embedding, zeroed field terms
+    state: NDArray[np.int64]  # ads, paused, with a zero embedding, zeroed field terms; the log: see note_slot
 
 
 def ads(
-    ads_max: int, targetings_max: int, terms_max: int, words_max: int, dim: int, gate_dim: int, precision: Precision
-) -> Ads:
+    ads_max: int, targetings_max: int, terms_max: int, words_max: int, dim: int, gate_dim: int, precision: Precision,
+    touched_max: int = 0,
+) -> Ads:  # fmt: skip
     """An empty table; `ads_max` is a multiple of 8,192."""
     assert ads_max % SEGMENT_SLOTS == 0, ads_max
     vector = storage_dtype(precision)
     n, u4, i8 = ads_max, np.uint32, np.int64
     return Ads(
-        extents(targetings_max, n), tables.table(n), pool(words_max), reserve(n, u4), reserve(n, u4), pool(words_max),
+        extents(targetings_max, n), tables.table(n), pool(words_max), reserve(n, u4), reserve(n, u4),
+        pool(words_max, touched_max),
         reserve(n, u4), reserve(n, u4), reserve(n, u4), reserve(n, u4), reserve(n, i8), reserve(n, i8),
         reserve(n, np.int32), reserve(n, i8), reserve(n, np.float64), reserve(n, i8), reserve(n, i8),
         reserve(n, np.uint8), reserve(n // 64, np.uint64), reserve(n // 64, np.uint64),
         np.full(n // SEGMENT_SLOTS, NEVER_US, i8),
         reserve((n, row_width(dim, precision)), vector), reserve(n, np.float32),
         reserve((n, row_width(gate_dim, precision)), vector), reserve(n, np.float32),
-        reserve(terms_max, u4), reserve(terms_max, u4), reserve(terms_max, np.bool_), np.zeros(4, i8),
+        reserve(terms_max, u4), reserve(terms_max, u4), reserve(terms_max, np.bool_), state(n, touched_max),
     )  # fmt: skip
 
 
@@ -148,6 +151,12 @@ def set_live(a: Any, slot: int, now_us: int) -> None:
 
 
 @njit(nogil=True, cache=True)
+def note_slot(a: Any, slot: int) -> None:
+    """Notes all columns of a slot, as an even number; odd is a segment whose bits were turned."""
+    note(a.state, 2 * slot)
+
+
+@njit(nogil=True, cache=True)
 def clear_live(a: Any, slot: int) -> None:
     bit = np.uint64(1) << np.uint64(slot & 63)
     a.active[slot >> 6] &= ~bit
@@ -163,6 +172,7 @@ def turn(a: Any, now_us: int, again: bool) -> int:
         if segment == len(a.change_us) or not (again or a.change_us[segment] <= now_us):
             continue
         looked += 1
+        note(a.state, 2 * segment + 1)
         a.change_us[segment] = NEVER_US
         for slot in range(segment * SEGMENT_SLOTS, (segment + 1) * SEGMENT_SLOTS):
             if (a.extents.bits[slot >> 6] >> np.uint64(slot & 63)) & np.uint64(1):

@@ -27,6 +27,7 @@ from kernels.ads import (
     count_field_terms,
     find_ad,
     give_text,
+    note_slot,
     set_live,
     text_words,
 )
@@ -35,7 +36,18 @@ from kernels.expired import forget_old, make_room, recall, remember, take_back
 from kernels.extents import NO_SLOT, give_slot, take_slot
 from kernels.pool import fits, give, take
 from kernels.program import NO_ZONE, RECORD_HEAD, SCHEDULE_WORDS
-from kernels.targetings import drop_reference, expression_at, find_or_add, refer, release, tidy
+from kernels.rows import postings_room
+from kernels.targetings import (
+    LIVE,
+    conditions,
+    drop_reference,
+    expression_at,
+    find_or_add,
+    refer,
+    release,
+    tidy,
+)
+from kernels.touched import note_words
 
 CREATE, MODIFY, EXPIRE, BAD_EVENT = range(4)
 APPLIED, STALE, DUPLICATE, EXPIRE_UNKNOWN, BAD, UNKNOWN_AD, INDEX_FULL = range(7)
@@ -99,6 +111,7 @@ def _put(p: Any, words: Any, at: int, size: int) -> np.uint32:
     own = take(p, size)
     for i in range(size):
         p.words[own + i] = words[at + i]
+    note_words(p.state, own, size)
     return np.uint32(own)
 
 
@@ -188,6 +201,7 @@ def _remove(a: Any, t: Any, slot: int) -> None:
     targeting = np.int64(a.targeting[slot])
     _tally(a, slot, -1)
     clear_live(a, slot)
+    note_slot(a, slot)
     count_field_terms(a, slot, -1)
     tables.remove(a.table, slot)
     give_text(a.texts, np.int64(a.id_at[slot]))
@@ -223,6 +237,7 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
             if slot != NO_SLOT:
                 _move(a, slot, to)
                 clear_live(a, slot)
+                note_slot(a, slot)
                 give_slot(a.extents, held, slot)
                 drop_reference(t, held)
             else:
@@ -237,6 +252,7 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
     _tally(a, to, 1)
     a.partition[to], a.offset[to] = np.int32(e.partition), e.offset
     set_live(a, to, now_us)
+    note_slot(a, to)
     return to
 
 
@@ -316,14 +332,18 @@ def _clear_targeting(a: Any, slot: int, e: Any) -> None:
 @njit(nogil=True, cache=True)
 def apply_events(
     ads: Any, targetings: Any, expired: Any, events: Any, words: Any, vectors: Any, positions: Any, room_bytes: Any,
-    slot_bytes: int, now_us: int, limit_ms: int, outcomes: Any,
-) -> None:  # fmt: skip
-    """Applies `events` (EVENT records) in order. `positions` [partition] holds the next offset of each and moves on;
-    `outcomes` [event] is written. `room_bytes` [1]: what new ads may take, each at least `slot_bytes`; it shrinks.
-    With a clearing null, `targeting` of the event is the record of no targeting."""
-    for i in range(len(events)):
+    slot_bytes: int, now_us: int, limit_ms: int, outcomes: Any, first: int, refused: int,
+) -> int:  # fmt: skip
+    """Applies `events` (EVENT records) in order from event `first`. `positions` [partition] holds the next offset of
+    each and moves on; `outcomes` [event] is written. `room_bytes` [1]: what new ads may take, each at least
+    `slot_bytes`; it shrinks. With a clearing null, `targeting` of the event is the record of no targeting.
+
+    -> their number, or that of the first that finds no room and lies at `refused` or behind: nothing of it has been
+    applied, and it may be tried again with more room; those before `refused` are INDEX_FULL then."""
+    for i in range(first, len(events)):
         e = events[i]
-        if e.offset < positions[e.partition]:
+        position = positions[e.partition]
+        if e.offset < position:
             outcomes[i] = DUPLICATE
             continue
         positions[e.partition] = e.offset + 1
@@ -332,4 +352,22 @@ def apply_events(
         outcomes[i] = _one(
             ads, targetings, expired, e, words, vectors, len(positions), room_bytes, slot_bytes, now_us, limit_ms
         )
+        if outcomes[i] == INDEX_FULL and i >= refused:
+            positions[e.partition] = position
+            return i
     tidy(targetings)
+    return len(events)
+
+
+@njit(nogil=True, cache=True)
+def room_needed(a: Any, t: Any, e: Any, words: Any) -> tuple[int, int, int]:
+    """Words that a create or modify may take at most. -> of records, of postings, of fields"""
+    fields = 2 * np.int64(words[e.fields]) if e.fields >= 0 else np.int64(0)
+    slot = find_ad(a, e.key, words, e.id)
+    changes = slot == NO_SLOT or e.sets & (SETS_TARGETING | SETS_SCHEDULE) != 0
+    if not changes or (slot == NO_SLOT and e.targeting < 0):
+        return 0, 0, fields
+    keep, held = slot != NO_SLOT, np.int64(a.targeting[slot]) if slot != NO_SLOT else np.int64(0)
+    record = _record(t, held, e, words, keep and not e.sets & SETS_TARGETING, keep and not e.sets & SETS_SCHEDULE)
+    entries, _, open_conjuncts = conditions(t, record, 0)
+    return 2 * (len(record) + 1 + len(open_conjuncts)), postings_room(len(entries), t.state[LIVE]), fields

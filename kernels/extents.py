@@ -15,6 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from kernels.memory import reserve
+from kernels.touched import LIMIT, state
 
 CLASS_MAX = 12  # the largest extent: 4,096 slots
 NO_SLOT = -1
@@ -39,7 +40,7 @@ def extents(targetings_max: int, slots_max: int) -> Extents:
     return Extents(
         reserve(targetings_max, np.uint32), reserve(slots_max, np.uint32), reserve(slots_max, np.uint32),
         reserve(slots_max, np.uint8), reserve(slots_max, np.uint16), reserve(slots_max // 64, np.uint64),
-        np.zeros(CLASS_MAX + 1, np.uint32), np.zeros(2, np.int64),
+        np.zeros(CLASS_MAX + 1, np.uint32), state(slots_max, 0),
     )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def _take_extent(x: Any, c: int) -> int:
     else:
         of = CLASS_MAX
         start = x.state[FRONTIER]
-        if start + (1 << CLASS_MAX) > len(x.next):
+        if start + (1 << CLASS_MAX) > x.state[LIMIT]:
             return NO_SLOT
         x.state[FRONTIER] = start + (1 << CLASS_MAX)
     while of > c:

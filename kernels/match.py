@@ -18,45 +18,22 @@ from numpy.typing import NDArray
 from kernels.bits import fetch_add, lowest_bit
 from kernels.extents import CLASS_BITS
 from kernels.memory import reserve
+from kernels.plan import SERVICE_CLOCK, make_plan
 from kernels.program import RequestFacts, holds, walk_stack
-from kernels.rows import BLOCK_WORDS, CHECK_ROW, CONSTRAINED_ROW, STRIDE_PAD_WORDS, USED_ROW
+from kernels.rows import BLOCK_WORDS, CHECK_ROW, STRIDE_PAD_WORDS, USED_ROW
 from kernels.targetings import row_words
 
 BATCH_MAX = 16  # requests of one pass
-SERVICE_CLOCK = -(2**63)  # in place of a request's own now: the live bits decide
 ONE_THREAD_ROWS_MAX = 2048  # blocks of rows, a millisecond or so: waking threads takes as long where cores are busy
 ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
-
-
-class Queries(NamedTuple):
-    """A batch of requests as terms and numbers; attributes include the schedule's, last."""
-
-    terms: NDArray[np.uint32]  # [start of request .. ] no term twice in a request
-    attribute: NDArray[np.int64]  # [as terms]
-    start: NDArray[np.int64]  # [request + 1] into terms
-    numbers: NDArray[np.int64]  # as RequestFacts has them
-    number_start: NDArray[np.int64]  # [request, attribute + 1] into numbers
-    now_us: NDArray[np.int64]  # [request] its own now, or SERVICE_CLOCK
 
 
 class Scratch(NamedTuple):
     """Working memory of a pass, all zeros between passes but for `found`."""
 
     bits: NDArray[np.uint64]  # [request, term / 64]
-    rows: NDArray[np.uint64]  # [request * (attributes + 1) + place, word]
+    rows: NDArray[np.uint64]  # [place, word] as the plan numbers them
     found: NDArray[np.uint32]  # [request, ad] slots of eligible ads, each block's from where its ads may begin
-
-
-class Plan(NamedTuple):
-    rows: NDArray[np.int64]  # rows of the groups, one request's after another's
-    group: NDArray[np.int64]  # [request, group + 1] into rows
-    constrained: NDArray[np.int64]  # [request, group] the row of targetings that constrain the attribute
-    scratch: NDArray[np.int64]  # [request, group] scratch row, -1 for none
-    groups: NDArray[np.int64]  # [request]
-    excluded: NDArray[np.int64]  # rows of excluded values
-    exclude_start: NDArray[np.int64]  # [request + 1] into excluded
-    exclude_scratch: NDArray[np.int64]  # [request] scratch row, -1 for none
-    places: NDArray[np.int64]  # [request] scratch rows in use
 
 
 def scratch(ads_max: int, targetings_max: int, terms_max: int, attributes: int) -> Scratch:
@@ -96,74 +73,6 @@ def _scatter(x: Any, entry: int, row: Any) -> None:
     for i in range(at, at + np.int64(x.uses[entry])):
         slot = x.postings.words[i]
         row[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
-
-
-@njit(nogil=True, cache=True)
-def _plan_request(t: Any, q: Any, s: Any, plan: Any, r: int) -> None:
-    """Fills the request's part of the plan, scatters its lists and sets its term bits."""
-    x, attributes = t.rows, len(t.rows.constrained)
-    lo, hi = q.start[r], q.start[r + 1]
-    sums = np.zeros(attributes, np.int64)
-    order = np.argsort(q.attribute[lo:hi], kind="mergesort") + lo
-    for i in range(lo, hi):
-        sums[q.attribute[i]] += np.int64(x.uses[2 * np.int64(q.terms[i])])
-        s.bits[r, q.terms[i] >> 6] |= np.uint64(1) << np.uint64(q.terms[i] & 63)
-    first = np.zeros(attributes + 1, np.int64)
-    for i in range(lo, hi):
-        first[q.attribute[i] + 1] += 1
-    for a in range(attributes):
-        first[a + 1] += first[a]
-    groups, n = 0, plan.group[r, 0]
-    for a in np.argsort(sums - x.constrained, kind="mergesort"):  # ascending share of targetings let through
-        if x.constrained[a] == 0:
-            continue
-        plan.constrained[r, groups], plan.scratch[r, groups] = CONSTRAINED_ROW + a, -1
-        for i in order[first[a] : first[a + 1]]:
-            entry = 2 * np.int64(q.terms[i])
-            if x.row[entry] != 0:
-                plan.rows[n] = x.row[entry]
-                n += 1
-            elif x.uses[entry] != 0:
-                plan.scratch[r, groups] = _place(plan, r, plan.scratch[r, groups], attributes)
-                _scatter(x, entry, s.rows[plan.scratch[r, groups]])
-        groups += 1
-        plan.group[r, groups] = n
-    plan.groups[r] = groups
-    n = plan.exclude_start[r]
-    for i in range(lo, hi):
-        entry = 2 * np.int64(q.terms[i]) + 1
-        if x.row[entry] != 0:
-            plan.excluded[n] = x.row[entry]
-            n += 1
-        elif x.uses[entry] != 0:
-            plan.exclude_scratch[r] = _place(plan, r, plan.exclude_scratch[r], attributes)
-            _scatter(x, entry, s.rows[plan.exclude_scratch[r]])
-    plan.exclude_start[r + 1] = n
-
-
-@njit(nogil=True, cache=True)
-def _place(plan: Any, r: int, held: int, attributes: int) -> int:
-    """The scratch row at hand, or the request's next one."""
-    if held >= 0:
-        return held
-    plan.places[r] += 1
-    return r * (attributes + 1) + plan.places[r] - 1
-
-
-@njit(nogil=True, cache=True)
-def _plan(t: Any, q: Any, s: Any) -> Any:
-    requests, attributes = len(q.start) - 1, len(t.rows.constrained)
-    n = len(q.terms)
-    plan = Plan(
-        np.empty(n, np.int64), np.zeros((requests, attributes + 1), np.int64),
-        np.empty((requests, attributes), np.int64), np.empty((requests, attributes), np.int64),
-        np.zeros(requests, np.int64), np.empty(n, np.int64),
-        np.zeros(requests + 1, np.int64), np.full(requests, -1, np.int64), np.zeros(requests, np.int64),
-    )  # fmt: skip
-    for r in range(requests):
-        plan.group[r, 0] = q.start[r]
-        _plan_request(t, q, s, plan, r)
-    return plan
 
 
 @njit(nogil=True, cache=True)
@@ -291,14 +200,18 @@ def match(a: Any, t: Any, q: Any, s: Any) -> Any:
 def _match(a: Any, t: Any, q: Any, s: Any, threads: int) -> Any:
     requests, blocks = len(q.start) - 1, row_words(t) // BLOCK_WORDS
     counts = np.zeros((requests, blocks), np.int64)
-    plan = _plan(t, q, s)
+    plan = make_plan(t.rows, q)
+    for i in range(plan.list_start[requests]):
+        _scatter(t.rows, plan.list_entry[i], s.rows[plan.list_place[i]])
+    for r in range(requests):
+        for i in range(q.start[r], q.start[r + 1]):
+            s.bits[r, q.terms[i] >> 6] |= np.uint64(1) << np.uint64(q.terms[i] & 63)
     rows_read = plan.groups.sum()
     for r in range(requests):
         rows_read += plan.group[r, plan.groups[r]] - plan.group[r, 0]
     if blocks * rows_read <= ONE_THREAD_ROWS_MAX:
         threads = 1
-    places, first = len(t.rows.constrained) + 1, _first_ads(t, blocks)
-    _match_blocks(_view(a, t), q, s, plan, counts, places, first, threads, np.zeros(1, np.int64))
+    _match_blocks(_view(a, t), q, s, plan, counts, _first_ads(t, blocks), threads, np.zeros(1, np.int64))
     for r in range(requests):
         for i in range(q.start[r], q.start[r + 1]):
             s.bits[r, q.terms[i] >> 6] = 0
@@ -315,28 +228,26 @@ def _first_ads(t: Any, blocks: int) -> Any:
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _match_blocks(
-    v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, first: Any, threads: int, taken: Any
-) -> None:
-    """`places` is the number of scratch rows of a request. `taken` counts blocks: each thread takes the next one, so
-    that a thread whose core has other work to do holds up none."""
+def _match_blocks(v: Any, q: Any, s: Any, plan: Any, counts: Any, first: Any, threads: int, taken: Any) -> None:
+    """`taken` counts blocks: each thread takes the next one, so that a thread whose core has other work to do holds up
+    none."""
     if threads == 1:
-        _match_some(v, q, s, plan, counts, places, first, taken)
+        _match_some(v, q, s, plan, counts, first, taken)
     else:
         for _thread in prange(threads):
-            _match_some(v, q, s, plan, counts, places, first, taken)
+            _match_some(v, q, s, plan, counts, first, taken)
 
 
 @njit(nogil=True, cache=True)
-def _match_some(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, first: Any, taken: Any) -> None:
+def _match_some(v: Any, q: Any, s: Any, plan: Any, counts: Any, first: Any, taken: Any) -> None:
     b = fetch_add(taken, 1)
     while b < counts.shape[1]:
-        _match_block_of_all(v, q, s, plan, counts, places, first[b], b)
+        _match_block_of_all(v, q, s, plan, counts, first[b], b)
         b = fetch_add(taken, 1)
 
 
 @njit(nogil=True, cache=True)
-def _match_block_of_all(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: int, first: int, b: int) -> None:
+def _match_block_of_all(v: Any, q: Any, s: Any, plan: Any, counts: Any, first: int, b: int) -> None:
     """One block, request by request."""
     lo = b * BLOCK_WORDS
     acc, one = np.empty(BLOCK_WORDS, np.uint64), np.empty(BLOCK_WORDS, np.uint64)
@@ -344,7 +255,7 @@ def _match_block_of_all(v: Any, q: Any, s: Any, plan: Any, counts: Any, places: 
         if _match_block(v, s, plan, r, lo, acc, one):
             _decide(v, RequestFacts(s.bits[r], q.number_start[r], q.numbers), lo, acc)
             counts[r, b] = _expand_block(v, acc, lo, q.now_us[r], s.found[r], first) - first
-        for place in range(r * places, r * places + plan.places[r]):
+        for place in range(plan.place_start[r], plan.place_start[r + 1]):
             s.rows[place, lo : lo + BLOCK_WORDS] = 0
 
 

@@ -2,7 +2,7 @@
 
 Classes are 2, 3, 4, 6, 8, 12, 16, ... words. A freed block waits in its class's list (linked through its first word)
 and is given out again; fresh blocks come from the frontier. Memory is therefore bounded by the peak of each class.
-Offset 0 is never given out and means "none".
+Offset 0 is never given out and means "none". Who writes words of a mirrored pool notes them as touched.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from kernels.memory import reserve
+from kernels.touched import LIMIT, note, state
 
 CLASSES = 60
 FRONTIER, USED = 0, 1
@@ -22,12 +23,13 @@ FRONTIER, USED = 0, 1
 class Pool(NamedTuple):
     words: NDArray[np.uint32]  # [capacity]
     free: NDArray[np.uint32]  # [class] first free block
-    state: NDArray[np.int64]  # frontier, words in use
+    state: NDArray[np.int64]  # frontier, words in use; the log: units of words
 
 
-def pool(words_max: int) -> Pool:
+def pool(words_max: int, touched_max: int = 0) -> Pool:
     """An empty pool of at most `words_max` words (2^32 at most)."""
-    made = Pool(reserve(min(words_max, 2**32 - 1), np.uint32), np.zeros(CLASSES, np.uint32), np.zeros(2, np.int64))
+    words_max = min(words_max, 2**32 - 1)
+    made = Pool(reserve(words_max, np.uint32), np.zeros(CLASSES, np.uint32), state(words_max, touched_max))
     made.state[FRONTIER] = 2
     return made
 
@@ -57,7 +59,7 @@ def take(p: Any, count: int) -> int:
         p.free[c] = p.words[at]
     else:
         at = p.state[FRONTIER]
-        if at + words > len(p.words):
+        if at + words > p.state[LIMIT]:
             return 0
         p.state[FRONTIER] = at + words
     p.state[USED] += words
@@ -72,7 +74,7 @@ def fits(p: Any, count: int, other: int) -> bool:
         fresh += class_words(class_of(count))
     if other > 0 and (p.free[class_of(other)] == 0 or (count > 0 and class_of(other) == class_of(count))):
         fresh += class_words(class_of(other))
-    return p.state[FRONTIER] + fresh <= len(p.words)
+    return p.state[FRONTIER] + fresh <= p.state[LIMIT]
 
 
 @njit(nogil=True, cache=True)
@@ -80,5 +82,6 @@ def give(p: Any, at: int, count: int) -> None:
     """Returns the block at offset `at` that was taken for `count` words."""
     c = class_of(count)
     p.words[at] = p.free[c]
+    note(p.state, at >> 2)
     p.free[c] = np.uint32(at)
     p.state[USED] -= class_words(c)

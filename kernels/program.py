@@ -39,6 +39,13 @@ class RequestFacts(NamedTuple):
     numbers: NDArray[np.int64]  # integers; floats as bits; versions as n, parts; points as x, y, z
 
 
+class FieldNumbers(NamedTuple):
+    """The numbers of one field of an ad, where they lie."""
+
+    words: NDArray[np.uint32]
+    at: int  # two words each
+
+
 class AdFacts(NamedTuple):
     """What is true of an ad."""
 
@@ -60,6 +67,23 @@ def float64_at(words: Any, p: int) -> float:
     return np.uint64(np.uint64(words[p]) | (np.uint64(words[p + 1]) << np.uint64(32))).view(np.float64)
 
 
+def _number(numbers: Any, i: int) -> int:  # noqa: ARG001 — the overload's names
+    """The i-th of int64 numbers, which are an array or FieldNumbers."""
+    raise AssertionError("only in compiled code")
+
+
+@overload(_number, strict=False)
+def _number_overload(numbers: Any, i: Any) -> Any:  # noqa: ARG001
+    if isinstance(numbers, types.NamedTuple):
+        return lambda numbers, i: int64_at(numbers.words, numbers.at + 2 * i)
+    return lambda numbers, i: numbers[i]
+
+
+@njit(nogil=True, cache=True)
+def sum_of_squares(x: float, y: float, z: float) -> float:
+    return x * x + y * y + z * z
+
+
 @njit(nogil=True, cache=True)
 def node_words(words: Any, p: int) -> int:
     """Words of the node at p with all below it."""
@@ -79,9 +103,9 @@ def node_words(words: Any, p: int) -> int:
 @njit(nogil=True, cache=True)
 def _version_order(numbers: Any, at: int, words: Any, p: int, count: int) -> int:
     """Sign of (the version [n, parts] at numbers[at]) - (the bound of `count` parts at words[p])."""
-    n = numbers[at]
+    n = _number(numbers, at)
     for i in range(max(n, count)):
-        left = numbers[at + 1 + i] if i < n else np.int64(0)
+        left = _number(numbers, at + 1 + i) if i < n else np.int64(0)
         right = int64_at(words, p + 2 * i) if i < count else np.int64(0)
         if left != right:
             return -1 if left < right else 1
@@ -95,12 +119,12 @@ def _numbers_hold(words: Any, p: int, numbers: Any, lo: int, hi: int) -> bool:
     if op == INTEGERS:
         low, high = int64_at(words, p + 2), int64_at(words, p + 4)
         for i in range(lo, hi):
-            if low <= numbers[i] <= high:
+            if low <= _number(numbers, i) <= high:
                 return True
     elif op == NUMBERS:
         least, most = float64_at(words, p + 2), float64_at(words, p + 4)
         for i in range(lo, hi):
-            if least <= np.int64(numbers[i]).view(np.float64) <= most:
+            if least <= np.int64(_number(numbers, i)).view(np.float64) <= most:
                 return True
     elif op == VERSIONS:
         n_low, n_high = np.int64(words[p + 2]), np.int64(words[p + 3])
@@ -110,14 +134,15 @@ def _numbers_hold(words: Any, p: int, numbers: Any, lo: int, hi: int) -> bool:
             above = n_low == OPEN or _version_order(numbers, i, words, p + 4, n_low) >= 0
             if above and (n_high == OPEN or _version_order(numbers, i, words, p_high, n_high) <= 0):
                 return True
-            i += 1 + numbers[i]
+            i += 1 + _number(numbers, i)
     else:
         x, y, z = float64_at(words, p + 2), float64_at(words, p + 4), float64_at(words, p + 6)
         chord2 = float64_at(words, p + 8)
         for i in range(lo, hi, 3):
-            dx, dy = np.int64(numbers[i]).view(np.float64) - x, np.int64(numbers[i + 1]).view(np.float64) - y
-            dz = np.int64(numbers[i + 2]).view(np.float64) - z
-            if dx * dx + dy * dy + dz * dz <= chord2:
+            dx = np.int64(_number(numbers, i)).view(np.float64) - x
+            dy = np.int64(_number(numbers, i + 1)).view(np.float64) - y
+            dz = np.int64(_number(numbers, i + 2)).view(np.float64) - z
+            if sum_of_squares(dx, dy, dz) <= chord2:
                 return True
     return False
 
@@ -137,13 +162,14 @@ def _request_holds(words: Any, p: int, facts: Any) -> bool:
 @njit(nogil=True, cache=True)
 def _listed(words: Any, lo: int, hi: int, term: int) -> bool:
     """Whether `term` is among the ascending words[lo:hi]."""
+    end = hi
     while lo < hi:
         middle = (lo + hi) >> 1
         if words[middle] < term:
             lo = middle + 1
         else:
             hi = middle
-    return False if term == 0 else bool(lo < len(words) and words[lo] == term)
+    return False if term == 0 else bool(lo < end and words[lo] == term)
 
 
 @njit(nogil=True, cache=True)
@@ -168,10 +194,7 @@ def _ad_holds(words: Any, p: int, facts: Any) -> bool:
                     if hi > lo and words[hi - 1] >= term and _listed(words, lo, hi, term):
                         return True
                 return False
-            numbers = np.empty(n_numbers, np.int64)
-            for i in range(n_numbers):
-                numbers[i] = int64_at(facts.words, at + 3 + n_terms + 2 * i)
-            return _numbers_hold(words, p, numbers, 0, n_numbers)
+            return _numbers_hold(words, p, FieldNumbers(facts.words, at + 3 + n_terms), 0, n_numbers)
         at += 3 + n_terms + 2 * n_numbers
     return False
 

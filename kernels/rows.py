@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kernels.memory import reserve
 from kernels.pool import FRONTIER as POOL_FRONTIER
 from kernels.pool import Pool, class_of, class_words, give, pool, take
+from kernels.touched import LIMIT, note, note_words, state
 
 USED_ROW, CHECK_ROW, CONSTRAINED_ROW = 0, 1, 2
 ROWS_FRONTIER, ROWS_FREE, SWEEP = 0, 1, 2
@@ -33,10 +34,12 @@ class Rows(NamedTuple):
     capacity: NDArray[np.uint8]  # [entry] the list's class + 1, 0 for none
     postings: Pool
     constrained: NDArray[np.int64]  # [attribute, schedule last] targetings that constrain it
-    state: NDArray[np.int64]  # rows frontier, first free row, sweep position
+    state: NDArray[np.int64]  # rows frontier, first free row, sweep position; the log: units of `bits`
 
 
-def rows(targetings_max: int, terms_max: int, attributes: int, rows_max: int, postings_words_max: int) -> Rows:
+def rows(
+    targetings_max: int, terms_max: int, attributes: int, rows_max: int, postings_words_max: int, touched_max: int = 0
+) -> Rows:
     """No terms yet. `attributes` counts the schedule's pseudo-attribute too."""
     words = -(-targetings_max // (64 * BLOCK_WORDS)) * BLOCK_WORDS
     fixed = CONSTRAINED_ROW + attributes
@@ -44,8 +47,8 @@ def rows(targetings_max: int, terms_max: int, attributes: int, rows_max: int, po
         reserve((rows_max + fixed, words + STRIDE_PAD_WORDS), np.uint64, sparse=True),
         np.zeros(rows_max + fixed, np.uint32),
         reserve(2 * terms_max, np.uint32), reserve(2 * terms_max, np.uint32), reserve(2 * terms_max, np.uint32),
-        reserve(2 * terms_max, np.uint8), pool(postings_words_max), np.zeros(attributes, np.int64),
-        np.zeros(3, np.int64),
+        reserve(2 * terms_max, np.uint8), pool(postings_words_max, touched_max), np.zeros(attributes, np.int64),
+        state(rows_max + fixed, touched_max),
     )  # fmt: skip
     made.state[ROWS_FRONTIER] = fixed
     return made
@@ -60,18 +63,30 @@ def common(live: int) -> int:
 @njit(nogil=True, cache=True)
 def set_bit(x: Any, row: int, slot: int) -> None:
     x.bits[row, slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
+    _note_bit(x, row, slot)
 
 
 @njit(nogil=True, cache=True)
 def clear_bit(x: Any, row: int, slot: int) -> None:
     x.bits[row, slot >> 6] &= ~(np.uint64(1) << np.uint64(slot & 63))
+    _note_bit(x, row, slot)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _note_bit(x: Any, row: int, slot: int) -> None:
+    note(x.state, row * (x.bits.shape[1] >> 1) + (slot >> 7))
+
+
+@njit(nogil=True, cache=True)
+def postings_room(entries: int, live: int) -> int:
+    """Words beyond the frontier that `entries` more postings may take, however they fall."""
+    return entries * class_words(class_of(common(live) + 2)) * 2
 
 
 @njit(nogil=True, cache=True)
 def room(x: Any, entries: int, live: int) -> bool:
     """Whether `entries` more postings fit, however they fall."""
-    worst = class_words(class_of(common(live) + 2)) * 2
-    return x.postings.state[POOL_FRONTIER] + entries * worst <= len(x.postings.words)
+    return x.postings.state[POOL_FRONTIER] + postings_room(entries, live) <= x.postings.state[LIMIT]
 
 
 @njit(nogil=True, cache=True)
@@ -86,6 +101,7 @@ def _grow(x: Any, entry: int, count: int) -> None:
         kept: Any = min(np.int64(x.uses[entry]), class_words(held - 1))
         for i in range(kept):
             x.postings.words[at + i] = x.postings.words[old + i]
+        note_words(x.postings.state, at, kept)
         give(x.postings, old, class_words(held - 1))
     x.offset[entry] = np.uint32(at)
     x.capacity[entry] = np.uint8(c + 1)
@@ -104,7 +120,7 @@ def _to_row(x: Any, entry: int) -> None:
     row = x.state[ROWS_FREE]
     if row != 0:
         x.state[ROWS_FREE] = np.int64(x.entry_of[row])
-    elif x.state[ROWS_FRONTIER] < len(x.entry_of):
+    elif x.state[ROWS_FRONTIER] < x.state[LIMIT]:
         row = x.state[ROWS_FRONTIER]
         x.state[ROWS_FRONTIER] += 1
     else:
@@ -133,6 +149,8 @@ def _to_list(x: Any, entry: int, words: int) -> None:
                     x.postings.words[at] = np.uint32(w * 64 + b)
                     at += 1
             x.bits[row, w] = np.uint64(0)
+            _note_bit(x, row, w * 64)
+    note_words(x.postings.state, at - count, count)
     x.entry_of[row] = np.uint32(x.state[ROWS_FREE])
     x.state[ROWS_FREE] = row
 
@@ -145,7 +163,9 @@ def add_entry(x: Any, entry: int, slot: int, live: int) -> None:
         held = np.int64(x.capacity[entry])
         if held == 0 or count == class_words(held - 1):
             _grow(x, entry, count + 1)
-        x.postings.words[np.int64(x.offset[entry]) + count] = np.uint32(slot)
+        at = np.int64(x.offset[entry]) + count
+        x.postings.words[at] = np.uint32(slot)
+        note(x.postings.state, at >> 2)
         x.uses[entry] = np.uint32(count + 1)
         if count + 1 > common(live):
             _to_row(x, entry)
@@ -169,6 +189,7 @@ def remove_entry(x: Any, entry: int, slot: int, live: int, words: int) -> None:
     while x.postings.words[i] != slot:
         i += 1
     x.postings.words[i] = x.postings.words[at + count]
+    note(x.postings.state, i >> 2)
     if count == 0:
         _drop_list(x, entry)
     elif count * 4 <= class_words(np.int64(x.capacity[entry]) - 1):

@@ -46,6 +46,7 @@ from kernels.rows import (
     set_bit,
     sweep,
 )
+from kernels.touched import LIMIT, note, note_words, state
 
 FRONTIER, FREE_COUNT, LIVE, PROGRAMS, ZEROED = 0, 1, 2, 3, 4
 NO_SLOT = -1
@@ -60,7 +61,7 @@ class Targetings(NamedTuple):
     block_ads: NDArray[np.int64]  # [block of 8,192 slots] ads
     table: tables.Table
     free: NDArray[np.uint32]  # a stack of free slots
-    state: NDArray[np.int64]  # frontier, free slots, live, with a program, zeroed terms
+    state: NDArray[np.int64]  # frontier, free slots, live, with a program, zeroed terms; the log: units of `record`
     term_references: NDArray[np.uint32]  # [term] targetings
     zeroed: NDArray[np.uint32]  # terms that lost their last targeting, each once, to be given back
     is_zeroed: NDArray[np.bool_]  # [term] in `zeroed`
@@ -68,14 +69,15 @@ class Targetings(NamedTuple):
 
 
 def targetings(
-    targetings_max: int, terms_max: int, domain: NDArray[np.int64], rows_max: int, words_max: int
+    targetings_max: int, terms_max: int, domain: NDArray[np.int64], rows_max: int, words_max: int, touched_max: int = 0
 ) -> Targetings:
     """An empty table. `domain` has a line for each attribute."""
     return Targetings(
-        rows(targetings_max, terms_max, len(domain) + 1, rows_max, words_max), pool(words_max),
+        rows(targetings_max, terms_max, len(domain) + 1, rows_max, words_max, touched_max),
+        pool(words_max, touched_max),
         reserve(targetings_max, np.uint32), reserve(targetings_max, np.uint32),
         np.zeros(targetings_max // (64 * BLOCK_WORDS) + 1, np.int64), tables.table(targetings_max),
-        reserve(targetings_max, np.uint32), np.zeros(5, np.int64), reserve(terms_max, np.uint32),
+        reserve(targetings_max, np.uint32), state(targetings_max, touched_max), reserve(terms_max, np.uint32),
         reserve(terms_max, np.uint32), reserve(terms_max, np.bool_), domain,
     )  # fmt: skip
 
@@ -252,7 +254,7 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
         return slot
     size = np.int64(words[at])
     entries, constrained, open_conjuncts = conditions(x, words, at)
-    full = x.state[FREE_COUNT] == 0 and x.state[FRONTIER] == len(x.record)
+    full = x.state[FREE_COUNT] == 0 and x.state[FRONTIER] >= x.state[LIMIT]
     room_for = size + 1 + len(open_conjuncts)
     if full or not fits(x.records, room_for, 0) or not room(x.rows, len(entries), x.state[LIVE]):
         return NO_SLOT
@@ -268,6 +270,8 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
     x.records.words[own + size] = np.uint32(len(open_conjuncts))
     for i in range(len(open_conjuncts)):
         x.records.words[own + size + 1 + i] = open_conjuncts[i]
+    note_words(x.records.state, own, room_for)
+    note(x.state, slot >> 2)
     x.record[slot], x.references[slot] = np.uint32(own), np.uint32(0)
     x.state[LIVE] += 1
     tables.insert(x.table, slot, record_hash(words, at))
@@ -305,6 +309,7 @@ def release(x: Any, slot: int) -> None:
     tables.remove(x.table, slot)
     give(x.records, own, np.int64(words[own]) + 1 + len(open_conjuncts))
     x.record[slot] = np.uint32(0)
+    note(x.state, slot >> 2)
     x.free[x.state[FREE_COUNT]] = np.uint32(slot)
     x.state[FREE_COUNT] += 1
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scoring.user import User
+if TYPE_CHECKING:  # so that this needs only NumPy
+    from scoring.user import User
 
 
 class ScoreParts(NamedTuple):

@@ -1,9 +1,6 @@
-"""Requests to answers: one match for each request, its ads scored once for each of its users, ranked for each pathway.
-
-A batch goes through in steps: (1) `select` matches all requests in one pass and gives the slots of their eligible ads;
-(2) filters and exclusions take out what may not be given; (3) all that is left is scored in one pass, each ad once for
-each distinct user of its request; (4) pathway by pathway, the best are taken in order, caps and earlier pathways
-passed over. Slots never leave this module: answers name ads.
+"""Requests to answers. A backend matches, filters and scores a batch of them; what is left is to walk down the ranked
+ads of each pathway: pathways in their order, no ad twice, caps and earlier pathways passed over. Slots never leave this
+room: answers name ads.
 """
 
 from __future__ import annotations
@@ -11,130 +8,71 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gpu_index.index import Index
-from kernels.match import BATCH_MAX
-from kernels.score import score
-from kernels.top_k import top_k
-from scoring.request import Answer, Pathway, Request, Result
-from scoring.user import User, UserFeatures, pack
+from scoring.host import Host
+from scoring.request import Answer, Request, Result
+from scoring.seam import Backend, Lane, TooMuchAtOnce
 
-UNSCORED = 0.5  # the score where a request has no user
 WIDEN = 4  # how many times more are ranked where caps left too few
-
-
-class _Job:
-    """The ads of one request that are to be scored for one of its users."""
-
-    def __init__(self, user: User | None, slots: NDArray[np.uint32]) -> None:
-        self.user, self.slots = user, slots
-        self.scores: NDArray[np.float64] = np.full(len(slots), UNSCORED)
-
-
-class _Lane:
-    """One pathway: its job and which of the job's ads it may give (None: all)."""
-
-    def __init__(self, pathway: Pathway, job: _Job, mine: NDArray[np.bool_] | None) -> None:
-        self.pathway, self.job, self.mine = pathway, job, mine
+_HOST = Host()
 
 
 def retrieve(index: Index, requests: Sequence[Request]) -> list[Answer]:
     """Answers in the order of the requests, all of the same state of the index. Runs on the index's thread."""
+    backend = _backend(index)
     answers: list[Answer] = []
-    for start in range(0, len(requests), BATCH_MAX):
-        answers += _batch(index, requests[start : start + BATCH_MAX])
+    for start in range(0, len(requests), backend.batch_max):
+        batch = requests[start : start + backend.batch_max]
+        try:
+            answers += _batch(backend, index, batch)
+        except TooMuchAtOnce:
+            if len(batch) == 1:
+                raise
+            for request in batch:
+                answers += _batch(backend, index, [request])
     return answers
 
 
-def _batch(index: Index, requests: Sequence[Request]) -> list[Answer]:
-    clock = [perf_counter_ns()]
-    selection = index.select([(request.attributes, request.now_us) for request in requests])
-    clock.append(perf_counter_ns())
-    lanes = [
-        _lanes(index, request, selection.slots[selection.first[r] : selection.first[r + 1]])
-        for r, request in enumerate(requests)
-    ]
-    clock.append(perf_counter_ns())
-    _score(index, [job for each in lanes for job in {id(lane.job): lane.job for lane in each}.values()])
-    clock.append(perf_counter_ns())
-    results = [_fill(index, request, each) for request, each in zip(requests, lanes, strict=True)]
-    clock.append(perf_counter_ns())
-    steps = ("match", "filter", "score", "rank")
-    timings = {step: (clock[i + 1] - clock[i]) / 1e6 for i, step in enumerate(steps)}
+def _backend(index: Index) -> Backend:
+    """Where the index has its copy is where its requests are answered."""
+    if index.copy is None:
+        return _HOST
+    from scoring.device import OnDevice  # late: it needs numba-cuda
+
+    return OnDevice()
+
+
+def _batch(backend: Backend, index: Index, requests: Sequence[Request]) -> list[Answer]:
+    survivors = backend.survivors(index, requests)
+    began = perf_counter_ns()
+    results = [_fill(index, request, lanes) for request, lanes in zip(requests, survivors.lanes, strict=True)]
+    timings = survivors.timings_ms | {"rank": (perf_counter_ns() - began) / 1e6}
     offsets = {partition: position - 1 for partition, position in index.positions.items()}
-    eligible = np.diff(selection.first).tolist()
     return [
-        Answer(given, eligible[r], index.count, offsets, timings, index.model) for r, given in enumerate(results)
+        Answer(given, survivors.eligible[r], index.count, offsets, timings, index.model)
+        for r, given in enumerate(results)
     ]  # the batch's timings, which each of its requests waited for
 
 
-def _lanes(index: Index, request: Request, slots: NDArray[np.uint32]) -> list[_Lane]:
-    """The request's pathways, those of one user on one job."""
-    kept = index.keep(slots, request.filter, request.exclude_ads, request.now_us)
-    slots = slots if kept is None else slots[kept]
-    own = [index.keep(slots, pathway.filter, (), request.now_us) for pathway in request.pathways]
-    jobs: dict[int, _Job] = {}
-    needed: dict[int, NDArray[np.bool_] | None] = {}
-    for pathway, mine in zip(request.pathways, own, strict=True):
-        key = id(pathway.user)
-        held = needed.get(key, False)
-        needed[key] = mine if held is False else None if held is None or mine is None else held | mine
-    for pathway in request.pathways:
-        key = id(pathway.user)
-        if key not in jobs:
-            wanted = needed[key]
-            assert not isinstance(pathway.user, UserFeatures), "the towers come before the engine"
-            jobs[key] = _Job(pathway.user, slots if wanted is None else slots[wanted])
-    lanes = []
-    for pathway, mine in zip(request.pathways, own, strict=True):
-        wanted = needed[id(pathway.user)]
-        lanes.append(_Lane(pathway, jobs[id(pathway.user)], mine if mine is None or wanted is None else mine[wanted]))
-    return lanes
-
-
-def _score(index: Index, jobs: list[_Job]) -> None:
-    """Scores all jobs that have a user in one pass."""
-    scored = [job for job in jobs if job.user is not None and len(job.slots)]
-    if not scored:
-        return
-    start = np.zeros(len(scored) + 1, np.int64)
-    np.cumsum([len(job.slots) for job in scored], out=start[1:])
-    users = pack([job.user for job in scored if job.user is not None], index.precision)
-    out = np.empty(start[-1], np.float64)
-    score(index.score_columns, np.concatenate([job.slots for job in scored]), start, users, out)
-    for i, job in enumerate(scored):
-        job.scores = out[start[i] : start[i + 1]]
-
-
-def _fill(index: Index, request: Request, lanes: list[_Lane]) -> list[Result]:
+def _fill(index: Index, request: Request, lanes: Sequence[Lane]) -> list[Result]:
     """Fills the pathways in their order: no ad twice, no group beyond its cap."""
     results: list[Result] = []
     given: set[int] = set()
     groups: dict[tuple[str, str], int] = {}
-    for lane in lanes:
-        pathway, job = lane.pathway, lane.job
-        slots = job.slots if lane.mine is None else job.slots[lane.mine]
-        scores = job.scores if lane.mine is None else job.scores[lane.mine]
-        values = scores * index.bids(slots)
-        order = values if pathway.rank_by == "value" else scores
-        ties = index.ties(slots)
-        wanted = min(pathway.k + len(given), len(slots))
+    for pathway, lane in zip(request.pathways, lanes, strict=True):
+        wanted = pathway.k + len(given)
         while True:
-            ranked = top_k(order, ties, wanted)
-            chosen = _walk(index, request, pathway.k, slots[ranked].tolist(), given, groups)
-            if len(chosen) >= pathway.k or wanted == len(slots):
+            ranked = lane.best(wanted)
+            chosen = _walk(index, request, pathway.k, ranked.slots, given, groups)
+            if len(chosen) >= pathway.k or ranked.whole:
                 break
-            wanted = min(wanted * WIDEN, len(slots))
+            wanted *= WIDEN
         for place, slot, advertiser, campaign in chosen:
             given.add(slot)
             for group in _groups(request, advertiser, campaign):
                 groups[group] = groups.get(group, 0) + 1
-            at = ranked[place]
-            results.append(
-                Result(index.ad_id(slot), advertiser, campaign, float(scores[at]), float(values[at]), pathway.name)
-            )
+            score, value = float(ranked.scores[place]), float(ranked.values[place])
+            results.append(Result(index.ad_id(slot), advertiser, campaign, score, value, pathway.name))
     return results
 
 

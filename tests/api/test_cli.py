@@ -61,7 +61,7 @@ def refused(result: Result) -> str:
         (("serve", "--port=x"), "--port must be a whole number"),
         (("serve", "--port"), "expected one argument"),
         (("serve", "--host", "0.0.0.0"), "MIRACH_ADMIN_TOKEN"),
-        (("serve", "--backend", "cuda"), "no CUDA backend"),
+        (("serve", "--backend", "cuda", "--port", "0"), "take backend cpu or auto to run without a GPU"),
         (("serve", "--port", "0", "--schema", "no/such.toml"), "no/such.toml"),
         (("serve", "--port", "0", "--places", "no/such.csv"), "no/such.csv"),
         (("serve", "--config", "no/such.toml"), "no/such.toml"),

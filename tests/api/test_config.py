@@ -90,10 +90,6 @@ def test_a_misspelt_setting_names_the_nearest(tmp_path: Path) -> None:
     assert "is nearest to float16" in refused(MIRACH_PRECISION="fp16")
 
 
-def test_a_setting_that_this_version_cannot_honour_is_refused_and_says_why() -> None:
-    assert "no CUDA backend" in refused(MIRACH_BACKEND="cuda")
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [

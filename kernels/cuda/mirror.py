@@ -1,0 +1,239 @@
+"""The index on the device: copies, byte for byte, of the arrays that a query's kernels read.
+
+The host's tables stay the one writer. `grow` grants pages and raises the tables' limits; what is not granted is no
+capacity, so a batch of events is refused by the same code as at the host's own capacity, event by event, and queries go
+on. After each batch `sync` sends what the tables' logs say was touched. Everything happens on the engine's thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels import ads as ads_
+from kernels import extents as extents_
+from kernels import pool as pool_
+from kernels import rows as rows_
+from kernels import targetings as targetings_
+from kernels.cuda.ads import THREADS, patch
+from kernels.cuda.buffers import Buffers
+from kernels.cuda.paged import Delta, Paged, Slabs, bit_units, one_row, slot_units, total_missing
+from kernels.cuda.types import Device, DeviceColumns, OutOfDeviceMemory, PagedColumn
+from kernels.memory import reserve
+from kernels.precision import Precision
+from kernels.touched import LIMIT, LOG, UNIT_BYTES, take
+
+RESERVED_SHARE = 16  # a part in so many of the device's memory is left to queries
+ROWS_AHEAD = 64  # rows granted beyond those in use: without a row a common term stays a list, only slower
+
+
+class Sizes(NamedTuple):
+    """Powers of two."""
+
+    slots_log2: int = 16  # ads of a page
+    targetings_log2: int = 17  # of a page of a row, and of `record`
+    words_log2: int = 20  # of a page of a pool
+
+
+DEFAULT_SIZES = Sizes()
+
+
+class Need(NamedTuple):
+    """Room beyond what is in use."""
+
+    slots: int = 0
+    targetings: int = 0
+    records: int = 0  # words
+    postings: int = 0
+    fields: int = 0
+
+
+class Mirror:
+    def __init__(
+        self, device: Device, ads: Any, targetings: Any, dim: int, gate_dim: int, precision: Precision,
+        sizes: Sizes = DEFAULT_SIZES,
+    ) -> None:  # fmt: skip
+        """Copies what the tables hold. Their logs must have been made with room. Raises OutOfDeviceMemory."""
+        assert sizes.slots_log2 >= 13 and sizes.targetings_log2 >= 15 and sizes.words_log2 >= 10, sizes
+        assert len(ads.state) > LOG, "the tables keep no log"
+        self.device, self.sizes, self._slabs = device, sizes, Slabs(device)
+        self.ads, self.targetings = ads, targetings
+        a, t = ads, targetings
+        self.bits = {name: self._bits(getattr(a, name)) for name in ("live", "active")}
+        self.columns = {
+            name: self._column(array)
+            for name, array in (
+                ("targeting", a.targeting), ("start_us", a.start_us), ("end_us", a.end_us), ("bid", a.bid),
+                ("tie", a.table.hash), ("embedding", a.embedding), ("embedding_scale", a.embedding_scale),
+                ("gate", a.gate), ("gate_scale", a.gate_scale), ("fields_at", a.fields_at),
+                ("advertiser", a.advertiser), ("campaign", a.campaign), ("created_ms", a.created_ms),
+            )
+        }  # fmt: skip
+        width = (t.rows.bits.shape[1] - rows_.STRIDE_PAD_WORDS) * 8
+        self.rows = Paged(device, self._slabs, t.rows.bits, 1 << self.row_units_log2, used_bytes=width)
+        self.record = self._flat(t.record, sizes.targetings_log2)
+        self.pools = {name: self._flat(pool.words, sizes.words_log2) for name, pool in self._pools().items()}
+        self.score_columns = DeviceColumns(
+            sizes.slots_log2, precision, dim, gate_dim,
+            *map(self._paged_column, ("embedding", "embedding_scale", "gate", "gate_scale", "bid", "tie")),
+        )  # fmt: skip
+        self.buffers = Buffers(device)  # of the passes over it
+        self._delta = Delta(device)
+        self._reserved = device.memory()[1] // RESERVED_SHARE
+        self._seen = {
+            id(table): reserve(units // 64 + 1, np.uint64, sparse=True, forked=False) for table, units in self._logs()
+        }
+        self._units = np.empty(max(len(state) for state in self._states()), np.int64)
+        self._grant(Need(), 0)
+        for paged in self._all():
+            paged.upload()
+        for state in self._states():
+            take(state, self._seen[id(state)], self._units)
+
+    # -- what there is
+
+    def _column(self, array: Any) -> Paged:
+        return self._flat(array, self.sizes.slots_log2)
+
+    def _flat(self, array: Any, items_log2: int) -> Paged:
+        """Pages of 2^items_log2 items (or rows) of the array."""
+        page_bytes = (array.nbytes // len(array)) << items_log2
+        return Paged(self.device, self._slabs, one_row(array), page_bytes // UNIT_BYTES)
+
+    def _bits(self, array: Any) -> Paged:
+        return self._flat(array, self.sizes.slots_log2 - 6)
+
+    @property
+    def row_units_log2(self) -> int:
+        """Units of a page of a row: 128 targetings each."""
+        return self.sizes.targetings_log2 - 7
+
+    def _pools(self) -> dict[str, Any]:
+        a, t = self.ads, self.targetings
+        return {"records": t.records, "postings": t.rows.postings, "fields": a.fields}
+
+    def _all(self) -> list[Paged]:
+        return [*self.bits.values(), *self.columns.values(), self.rows, self.record, *self.pools.values()]
+
+    def _paged_column(self, name: str) -> PagedColumn:
+        paged = self.columns[name]
+        return PagedColumn(paged.table, paged.page_bytes >> self.sizes.slots_log2)
+
+    def _states(self) -> list[Any]:
+        a, t = self.ads, self.targetings
+        return [a.state, t.state, t.rows.state, *(pool.state for pool in self._pools().values())]
+
+    def _logs(self) -> list[tuple[Any, int]]:
+        """Each state with a log, and how many units its notes may name."""
+        a, t = self.ads, self.targetings
+        return [
+            (a.state, 2 * len(a.targeting) + 2), (t.state, len(t.record) // 4 + 1),
+            (t.rows.state, t.rows.bits.nbytes // UNIT_BYTES),
+            *((pool.state, len(pool.words) // 4 + 1) for pool in self._pools().values()),
+        ]  # fmt: skip
+
+    def memory(self) -> dict[str, int]:
+        """Bytes granted, by part."""
+        vectors = ("embedding", "embedding_scale", "gate", "gate_scale")
+        per_ad = {**self.bits, **self.columns}
+        return {
+            "rows": self.rows.granted_bytes,
+            "records": self.record.granted_bytes + self.pools["records"].granted_bytes,
+            "lists": self.pools["postings"].granted_bytes,
+            "fields": self.pools["fields"].granted_bytes,
+            "vectors": sum(per_ad[name].granted_bytes for name in vectors),
+            "ads": sum(paged.granted_bytes for name, paged in per_ad.items() if name not in vectors),
+        }
+
+    def renewed(self, ads: Any, dim: int, gate_dim: int) -> Mirror:
+        """Copies all again, of an index whose ads have other columns. This one is of no use afterwards. Raises
+        OutOfDeviceMemory."""
+        again = self.device, ads, self.targetings, dim, gate_dim, self.score_columns.precision, self.sizes
+        self.__dict__.clear()  # its memory, first
+        return Mirror(*again)
+
+    # -- growth
+
+    def grow(self, records: int, postings: int, fields: int) -> bool:
+        """Makes room for one more event, which may take so many words, as far as the tables' capacity goes. -> whether
+        a limit was raised; False: there is room already, or no more memory, or no more capacity"""
+        need = Need(1 << extents_.CLASS_MAX, 1, records, postings, fields)
+        before = [int(state[LIMIT]) for state in (self.ads.extents.state, *self._states())]
+        try:
+            self._grant(need, self._reserved)
+        except OutOfDeviceMemory:
+            return False
+        return before != [int(state[LIMIT]) for state in (self.ads.extents.state, *self._states())]
+
+    def _grant(self, need: Need, reserved: int) -> None:
+        a, t = self.ads, self.targetings
+        slots = min(int(a.extents.state[extents_.FRONTIER]) + need.slots, len(a.targeting))
+        targetings = min(int(t.state[targetings_.FRONTIER]) + need.targetings, len(t.record))
+        rows = min(int(t.rows.state[rows_.ROWS_FRONTIER]) + ROWS_AHEAD, len(t.rows.entry_of))
+        slot_pages = -(-slots // (1 << self.sizes.slots_log2))
+        targeting_pages = -(-targetings // (1 << self.sizes.targetings_log2))
+        per_slot = [*self.bits.values(), *self.columns.values()]
+        grants = [(paged, 1, slot_pages) for paged in per_slot]
+        grants += [(self.rows, rows, targeting_pages), (self.record, 1, targeting_pages)]
+        for name, pool in self._pools().items():
+            words = min(int(pool.state[pool_.FRONTIER]) + getattr(need, name), len(pool.words))
+            grants.append((self.pools[name], 1, -(-words // (1 << self.sizes.words_log2))))
+        missing = total_missing(grants)
+        if missing > self._slabs.free_bytes() - reserved:
+            raise OutOfDeviceMemory(f"{missing:,} bytes for the index, {self._slabs.free_bytes():,} free")
+        try:
+            for paged, of_rows, pages in grants:
+                paged.grant(of_rows, pages)
+        finally:  # pages that were granted may be used, whatever came after them
+            self._set_limits(per_slot)
+
+    def _set_limits(self, per_slot: list[Paged]) -> None:
+        a, t = self.ads, self.targetings
+        pages = min(paged.pages for paged in per_slot)
+        a.extents.state[LIMIT] = min(pages << self.sizes.slots_log2, len(a.targeting))
+        pages = min(self.rows.pages, self.record.pages)
+        t.state[LIMIT] = min(pages << self.sizes.targetings_log2, len(t.record))
+        t.rows.state[LIMIT] = self.rows.rows
+        for name, pool in self._pools().items():
+            pool.state[LIMIT] = min(self.pools[name].pages << self.sizes.words_log2, len(pool.words))
+
+    # -- deltas
+
+    def sync(self) -> int:
+        """Brings the device up to date with the tables. -> bytes sent"""
+        a, t = self.ads, self.targetings
+        notes = self._take(a.state)
+        if notes is None:
+            for paged in (*self.bits.values(), *self.columns.values()):
+                paged.upload()
+        else:
+            self._add_slots(notes)
+        logs = [(t.state, self.record), (t.rows.state, self.rows)]
+        logs += [(pool.state, self.pools[name]) for name, pool in self._pools().items()]
+        for state, paged in logs:
+            units = self._take(state)
+            if units is None:
+                paged.upload()
+            else:
+                self._delta.add(paged, units)
+        try:
+            return self._delta.send(patch, THREADS)
+        except OutOfDeviceMemory:  # queries had what was left for it
+            self.buffers.give_back()
+            return self._delta.send(patch, THREADS)
+
+    def _take(self, state: Any) -> Any:
+        """The noted units, each once; None where the log overflowed."""
+        count = take(state, self._seen[id(state)], self._units)
+        return None if count < 0 else self._units[:count].copy()
+
+    def _add_slots(self, notes: Any) -> None:
+        segments = int((notes & 1).sum())
+        out = np.empty(len(notes) + segments * ads_.SEGMENT_SLOTS // (8 * UNIT_BYTES), np.int64)
+        for paged in self.bits.values():
+            self._delta.add(paged, out[: bit_units(notes, ads_.SEGMENT_SLOTS, out)])
+        for paged in self.columns.values():
+            item = paged.page_bytes >> self.sizes.slots_log2
+            out = np.empty(len(notes) * (item // UNIT_BYTES + 2), np.int64)
+            self._delta.add(paged, out[: slot_units(notes, item, out)])

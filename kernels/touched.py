@@ -1,0 +1,71 @@
+"""A table's state: its own few numbers, its limit, and a log of what changed in it.
+
+The log is for a copy elsewhere to be brought up to date. It holds numbers of units, of 16 bytes where nothing else is
+said, in any order and more than once. It is bounded: what finds no room in it is only counted, and then everything in
+use counts as touched. Without a log (capacity 0, as on the CPU alone) a note costs one branch that is always the same.
+All three share one array, since every array more in the tables' tuples makes each call that passes them dearer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+UNIT_BYTES = 16
+OWN = 6  # numbers of the table itself, from the first
+LIMIT = 6  # how much may be in use: at most the capacity, and less where a copy has no room for more
+LOGGED = 7  # notes made
+LOG = 8  # where they begin
+
+
+def state(limit: int, touched_max: int) -> NDArray[np.int64]:
+    """All zeros, with a log of at most `touched_max` notes; 0: none is kept."""
+    made = np.zeros(LOG + touched_max, np.int64)
+    made[LIMIT] = limit
+    return made
+
+
+@njit(nogil=True, cache=True, inline="always")
+def note(state: Any, unit: int) -> None:
+    if len(state) > LOG:
+        append(state, unit)
+
+
+@njit(nogil=True, cache=True)
+def append(state: Any, unit: int) -> None:
+    n = state[LOGGED]
+    state[LOGGED] = n + 1
+    if LOG + n < len(state):
+        state[LOG + n] = unit
+
+
+@njit(nogil=True, cache=True)
+def note_words(state: Any, first: int, count: int) -> None:
+    """Notes the units of `count` 32-bit words."""
+    if len(state) > LOG:
+        for unit in range(first >> 2, (first + count + 3) >> 2):
+            append(state, unit)
+
+
+@njit(nogil=True, cache=True)
+def take(state: Any, seen: Any, out: Any) -> int:
+    """Empties the log into out, each unit once. -> their number; -1: the log overflowed, everything may have changed.
+    `seen` is a bit per unit, zeros before and after; `out` has room for a full log."""
+    n = state[LOGGED]
+    state[LOGGED] = 0
+    if LOG + n > len(state):
+        return -1
+    count = 0
+    for i in range(LOG, LOG + n):
+        unit = state[i]
+        bit = np.uint64(1) << np.uint64(unit & 63)
+        if seen[unit >> 6] & bit == 0:
+            seen[unit >> 6] |= bit
+            out[count] = unit
+            count += 1
+    for i in range(count):
+        seen[out[i] >> 6] = np.uint64(0)
+    return count

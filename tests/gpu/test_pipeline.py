@@ -1,0 +1,149 @@
+"""Whole answers from an emulated device, held against the plain index; the copy, held against the host's arrays."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gpu_index.events import AdEvent, EventKind, Outcome
+from gpu_index.index import Limits
+from gpu_index.values import parse_attributes
+from kernels.cuda.types import OutOfDeviceMemory
+from scoring.request import Pathway, Request
+from scoring.retrieve import retrieve
+from scoring.seam import TooMuchAtOnce
+from tests import random_cases as cases
+from tests.gpu.emulated import EmulatedDevice
+from tests.gpu.twins import DeviceTwins, assert_mirrored, new_mirror
+from tests.twins import DIM, GATE_DIM, parsed, whole_patch
+
+
+def test_an_empty_index_answers() -> None:
+    r = random.Random(1)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=10)
+    assert [answer.results for answer in twins.ask([twins.request(r), twins.request(r)])] == [[], []]
+    twins.send([twins.event(r, EventKind.CREATE) for _ in range(3)])
+    twins.ask([Request(parse_attributes(cases.SCHEMA, {}), (Pathway("main", 10),))])
+
+
+def create(twins: DeviceTwins, ad_id: str, **fields: object) -> AdEvent:
+    partition = 0
+    event = AdEvent(EventKind.CREATE, ad_id, None, partition, twins.offset[partition], twins.clock_ms[partition])
+    twins.offset[partition] += 1
+    event.patch = whole_patch(**fields)
+    return event
+
+
+def test_targetings_and_ads_across_blocks_and_pages_and_a_request_of_ten_thousand_values() -> None:
+    """8,193 distinct targetings and more than a page of ads; lists, rows, excluded values, two batches of requests."""
+    r = random.Random(5)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=10)
+    for first in range(0, 8200, 1000):
+        events = [
+            create(
+                twins, f"ad {i}", advertiser_id=str(i % 5), bid=1.0 + i % 3,
+                targeting=parsed(
+                    {"all": [
+                        {"attr": "audience", "in": [f"a{i}", f"b{i % 50}"]},
+                        {"not": {"attr": "country", "in": [f"C{i % 3}" if i % 2 else f"D{i}"]}},
+                    ]}
+                ),
+            )
+            for i in range(first, min(first + 1000, 8200))
+        ]  # fmt: skip
+        assert set(twins.send(events)) == {Outcome.APPLIED}
+    many = [f"a{i}" for i in range(0, 8200, 7)] + [f"no{i}" for i in range(8900)]
+    attributes = [
+        {"audience": many, "country": "C1"}, {"audience": ["b7", "b8"], "country": ["C0", "D2"]}, {"audience": "a8192"},
+        {"audience": [f"b{i}" for i in range(50)]}, {"country": "C1"},
+    ]  # fmt: skip
+    asked = [Request(parse_attributes(cases.SCHEMA, each), (Pathway("main", 100),)) for each in attributes]
+    caps = {"advertiser_id": 1}  # hardly any of the ranked ads is taken: the ranking is asked for more, again and again
+    asked.append(Request(asked[1].attributes, (Pathway("main", 7), Pathway("more", 7)), max_per=caps))
+    answers = retrieve(twins.index, asked)
+    assert [answer.eligible > 0 for answer in answers] == [True, True, True, True, False, True]
+    twins.index.copy = None  # the CPU's, since the plain index would take a minute for ten thousand values
+    for answer, want in zip(answers, retrieve(twins.index, asked), strict=True):
+        assert (answer.eligible, answer.results) == (want.eligible, want.results)
+    assert_mirrored(twins.mirror)
+
+
+def test_a_restored_index_is_copied_whole() -> None:
+    r = random.Random(8)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=100)
+    twins.send([twins.event(r) for _ in range(200)])
+    twins.index.copy = twins.mirror = new_mirror(twins.device, twins.index)
+    assert_mirrored(twins.mirror)
+    twins.ask([twins.request(r)])
+
+
+def test_a_log_that_overflows_has_all_of_its_arrays_sent() -> None:
+    r = random.Random(9)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=60, touched_max=8)
+    for _ in range(3):
+        twins.send([twins.event(r) for _ in range(40)])
+        twins.advance(20_000_000)
+        assert_mirrored(twins.mirror)
+    twins.ask([twins.request(r)])
+
+
+def test_what_finds_no_room_on_the_device_is_refused_and_queries_go_on() -> None:
+    r = random.Random(10)
+    device = EmulatedDevice(256 << 20)
+    twins = DeviceTwins(r, device, ids=3000)
+    twins.send([twins.event(r) for _ in range(150)])
+    assert not twins.outcomes[Outcome.INDEX_FULL]
+    slabs = twins.mirror._slabs
+    slabs.take(slabs._left)
+    device.capacity = device.arena.used + twins.mirror._reserved
+    for _ in range(5):
+        twins.send([twins.event(r) for _ in range(150)])
+    assert twins.outcomes[Outcome.INDEX_FULL] > 100
+    twins.ask([twins.request(r), twins.request(r)])
+    twins.send([twins.event(r, kind) for kind in [EventKind.EXPIRE] * 40 + [EventKind.MODIFY] * 40])
+    twins.check()
+
+
+def test_a_host_that_is_full_refuses_as_ever() -> None:
+    r = random.Random(12)
+    limits = Limits(ads=8192, targetings=600, terms=2**15, expired=2**12)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=9000, limits=limits)
+    for _ in range(8):
+        twins.send([twins.event(r, EventKind.CREATE) for _ in range(200)])
+    assert twins.outcomes[Outcome.INDEX_FULL] > 0
+    twins.check()
+
+
+def test_a_batch_that_finds_no_room_is_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    r = random.Random(13)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=50)
+    twins.send([twins.event(r) for _ in range(100)])
+    plain = twins.device.empty
+
+    def narrow(shape: int | tuple[int, ...], dtype: object) -> object:
+        if np.prod(shape) * np.dtype(dtype).itemsize > 512:  # type: ignore[call-overload]
+            raise OutOfDeviceMemory("as a test says")
+        return plain(shape, dtype)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(twins.device, "empty", narrow)
+    request = Request(parse_attributes(cases.SCHEMA, {}), (Pathway("main", 3),))
+    twins.mirror.buffers.give_back()
+    with pytest.raises(TooMuchAtOnce):
+        retrieve(twins.index, [request])
+    monkeypatch.undo()
+    twins.ask([request])
+
+
+def test_vectors_of_another_model_are_copied() -> None:
+    r = random.Random(14)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=20)
+    twins.send([twins.event(r, EventKind.CREATE) for _ in range(30)])
+    a = twins.index.ads
+    twins.mirror = twins.index.copy = twins.mirror.renewed(
+        a._replace(embedding=a.embedding.copy(), gate_scale=a.gate_scale + np.float32(1)), DIM, GATE_DIM
+    )
+    assert_mirrored(twins.mirror)
+
+

@@ -91,7 +91,7 @@ def places_of(values: Iterable[str], first: int = 1) -> dict[str, int]:
 
 
 def make_vocabularies(dataset: Dataset, word_buckets: int) -> Vocabularies:
-    labels = Counter(label for item in dataset.items for label in set(labels_of(item)))
+    labels = Counter(label for item in dataset.items for label in labels_of(item))  # in the order of the items
     kept = [label for label, count in labels.most_common() if count >= LABEL_COUNT_MIN]
     surfaces = sorted({name for name in dataset.interactions.surface if name is not None})
     return Vocabularies(

@@ -6,8 +6,8 @@ the softmax over a few hundred estimates the one over all. Ads' vectors are roun
 they will be served. After each epoch the validation's NDCG@10 over the whole catalogue decides whether this was the
 best so far; `patience` epochs without a better one end it.
 
-A run's folder: run.json (architecture, recipe, how far it is), log.jsonl (a line for each epoch), last.safetensors
-(weights, optimizer and random state, from which it resumes) and best.safetensors (weights).
+A run's folder: run.json (architecture, recipe, how far it is), vocabularies.json, log.jsonl (a line for each epoch),
+last.safetensors (weights, optimizer and random state, from which it resumes) and best.safetensors (weights).
 """
 
 from __future__ import annotations
@@ -240,10 +240,14 @@ class Trainer:
         held = self.state() | {"random": self.rng.bit_generator.state}
         part.write_bytes(msgspec.json.format(msgspec.json.encode(held)))
         part.replace(self.folder / "run.json")
+        (self.folder / "vocabularies.json").write_bytes(msgspec.json.encode(self.vocabularies))
         (self.folder / "log.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in self.curve))
 
     def resume(self) -> None:
         """Goes on from what `save` wrote. Raises TrainingError where it was another run."""
+        for name in ("run.json", "vocabularies.json", "last.safetensors"):
+            if not (self.folder / name).exists():
+                raise TrainingError(f"{self.folder} holds no trained run: {name} is missing")
         held: Json = msgspec.json.decode((self.folder / "run.json").read_bytes())
         for mine, kind in ((self.architecture, Architecture), (self.recipe, Recipe)):
             other = msgspec.convert(held[kind.__name__.lower()], kind)
@@ -251,6 +255,9 @@ class Trainer:
             changed = [name for name in names if name not in MAY_CHANGE]
             if changed:
                 raise TrainingError(f"{self.folder} holds a run with another {changed[0]}: give another folder")
+        kept = self.folder / "vocabularies.json"
+        if msgspec.json.decode(kept.read_bytes(), type=Vocabularies) != self.vocabularies:
+            raise TrainingError(f"{self.folder} holds a run on another data set: give that one, or another folder")
         tensors = load_file(self.folder / "last.safetensors")
         weights = {name: value for name, value in tensors.items() if name.startswith("network.")}
         self.network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})

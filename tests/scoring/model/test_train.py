@@ -80,6 +80,8 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     other = Trainer(data, ARCHITECTURE, changed(RECIPE, batch=7), tmp_path / "run")
     with pytest.raises(TrainingError, match="another batch"):
         other.resume()
+    with pytest.raises(TrainingError, match="on another data set"):
+        load_run(dataset(tmp_path / "more", seed=9, shown=True), tmp_path / "run")
     with pytest.raises(TrainingError, match="holds no trained run"):
         load_run(data, tmp_path / "nowhere")
     assert load_run(data, tmp_path / "run").epoch == 1

@@ -234,13 +234,13 @@ class Trainer:
         tensors["random"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
+        (self.folder / "vocabularies.json").write_bytes(msgspec.json.encode(self.vocabularies))
         part = self.folder / "last.part"
         save_file(tensors, part)
         part.replace(self.folder / "last.safetensors")
         held = self.state() | {"random": self.rng.bit_generator.state}
         part.write_bytes(msgspec.json.format(msgspec.json.encode(held)))
         part.replace(self.folder / "run.json")
-        (self.folder / "vocabularies.json").write_bytes(msgspec.json.encode(self.vocabularies))
         (self.folder / "log.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in self.curve))
 
     def resume(self) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `model`")
 
+from scoring.model.data import write_dataset
 from scoring.model.features import FIRST_ITEM, NO_ITEM, Signal, catalogue, labels_of, make_vocabularies, words_of
 from scoring.model.sequences import make_impressions, make_sequences, windows
 from scoring.model.served import AdFeatures
-from tests.scoring.model.tiny import dataset, make
+from tests.scoring.model.tiny import dataset
 
 ROOT = Path(__file__).resolve().parents[3]
 LENGTH, SURFACE_LENGTH = 5, 3
@@ -87,7 +88,8 @@ def test_an_ad_becomes_labels_and_words() -> None:
 def test_vocabularies_do_not_depend_on_the_order_of_a_set(tmp_path: Path) -> None:
     """Hashes of text differ from process to process; labels as frequent as each other once had the order of a set, and
     a run was evaluated with other numbers than it was trained with."""
-    make(tmp_path)
+    items = [{"item_id": str(i), "categories": list("abcdefgh")} for i in range(3)]
+    write_dataset(tmp_path, items, [{"user_id": "u"}], [{"user_id": "u", "item_id": "0", "time": 0}])
     code = (
         "import sys, msgspec; from pathlib import Path; from scoring.model.data import read_dataset;"
         "from scoring.model.features import make_vocabularies;"

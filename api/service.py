@@ -125,7 +125,7 @@ class Service:
                 continue
             for number, answer in enumerate(answers):
                 self.metrics.eligible.observe(answer.eligible)
-                if asked.of(number):
+                if number in asked.asking:
                     answer.timings_ms = {"towers": towers_ms} | answer.timings_ms
             return answers, parsed
         raise Problem(OVERLOADED, "the model was switched several times meanwhile; try again")

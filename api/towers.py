@@ -154,16 +154,14 @@ class Asked:
         self.requests = requests
         self._places: list[tuple[int, str]] = []  # of each: its request, its place there
         self._numbers: dict[tuple[int, int], int] = {}  # by request and id of the features
+        self.asking: set[int] = set()  # requests that ask for any
         for number, request in enumerate(requests):
             for pathway in request.pathways:
                 if isinstance(pathway.user, UserFeatures) and (number, id(pathway.user)) not in self._numbers:
                     self._numbers[number, id(pathway.user)] = len(self.told)
                     self.told.append((pathway.user.features, request.context))
                     self._places.append((number, pathway.user.place))
-
-    def of(self, number: int) -> bool:
-        """Whether the request asks for any."""
-        return any(of == number for of, _ in self._places)
+                    self.asking.add(number)
 
     def answered(self, users: list[User]) -> list[Request]:
         """The requests with the users that the model made."""

@@ -105,15 +105,17 @@ def _machine(runs: Runs) -> Iterator[str]:
 
 def _table(runs: Runs) -> Iterator[str]:
     yield (
-        "| | seeds | HR@10 | NDCG@10 | HR@50 | MRR | AUC | normalised entropy | calibration error | "
+        "| | seeds | HR@10 | NDCG@10 | HR@50 | MRR | AUC | AUC by user | normalised entropy | calibration error | "
         "FLOPs per candidate | epochs | training s |"
     )
-    yield "| --- " * 12 + "|"
+    yield "| --- " * 13 + "|"
     for kind in _kinds(runs):
         results = runs[kind]
         cells = [KINDS[kind], str(len(results))]
         cells += [_spread([r["ranking"][name] for r in results]) for name in ("hr@10", "ndcg@10", "hr@50", "mrr")]
-        cells += [_spread([r["probability"][name] for r in results]) for name in ("auc", "normalised_entropy")]
+        cells += [
+            _spread([r["probability"][name] for r in results]) for name in ("auc", "auc_by_user", "normalised_entropy")
+        ]
         cells.append(_spread([r["probability"]["calibration"]["error"] for r in results]))
         cells.append(f"{results[0]['flops_per_candidate']:,}")
         cells.append(f"{np.mean([r['training']['epoch'] for r in results]):.0f}")

@@ -20,7 +20,7 @@ from kernels.threads import threads_max
 from scoring.model.data import TEST, VALIDATION, Dataset
 from scoring.model.export import SERVED_HEADS, users_of
 from scoring.model.features import FIRST_ITEM
-from scoring.model.metrics import auc, calibration, fit_calibration, log_loss, normalised_entropy
+from scoring.model.metrics import auc, auc_by_group, calibration, fit_calibration, log_loss, normalised_entropy
 from scoring.model.ranker import Ranker
 from scoring.model.ranking import (
     all_logits,
@@ -51,6 +51,7 @@ class Judged(NamedTuple):
 
     logit: Floats  # [case]
     engaged: NDArray[np.bool_]  # [case]
+    group: Ints  # [case] those that one user chose among
 
 
 def evaluate(trainer: Trainer, dataset: Dataset) -> Json:
@@ -60,8 +61,8 @@ def evaluate(trainer: Trainer, dataset: Dataset) -> Json:
     targets = np.flatnonzero(sequences.split == TEST)
     ranks = rank_targets(network, table, sequences, targets, rounding=False)
     result: Json = {"ranking": ranking_metrics(ranks), "flops_per_candidate": network.head.flops()}
-    fitted = fit_calibration(*_judged(trainer, dataset, VALIDATION))
-    result["probability"] = _probabilities(*_judged(trainer, dataset, TEST), fitted)
+    fitted = fit_calibration(*_judged(trainer, dataset, VALIDATION)[:2])
+    result["probability"] = _probabilities(_judged(trainer, dataset, TEST), fitted)
     result["temperature"], result["bias"] = fitted
     if network.architecture.head in SERVED_HEADS:
         result["served"] = _served(trainer, targets, fitted)
@@ -73,10 +74,12 @@ def evaluate(trainer: Trainer, dataset: Dataset) -> Json:
     return result
 
 
-def _probabilities(logit: Floats, engaged: NDArray[np.bool_], fitted: tuple[float, float]) -> Json:
+def _probabilities(judged: Judged, fitted: tuple[float, float]) -> Json:
+    logit, engaged, group = judged
     probability = 1 / (1 + np.exp(-(fitted[0] * logit + fitted[1])))
     return {
         "cases": len(logit), "share_engaged": float(engaged.mean()), "auc": auc(logit, engaged),
+        "auc_by_user": auc_by_group(logit, engaged, group),
         "log_loss": log_loss(probability, engaged),
         "normalised_entropy": normalised_entropy(probability, engaged),
         "calibration": calibration(probability, engaged),
@@ -89,7 +92,7 @@ def _judged(trainer: Trainer, dataset: Dataset, split: int) -> Judged:
     if not shown.engaged[chosen].all():
         network, table, rounding = trainer.network, trainer.table, trainer.recipe.rounding
         logits = impression_logits(network, table, trainer.sequences, shown.of(chosen), rounding)
-        return Judged(logits, shown.engaged[chosen])
+        return Judged(logits, shown.engaged[chosen], shown.user[chosen])
     return _drawn_beside(trainer, split)
 
 
@@ -111,7 +114,8 @@ def _drawn_beside(trainer: Trainer, split: int) -> Judged:
             items = np.concatenate([[sequences.item[position] - FIRST_ITEM], drawn])
             logits.append(part[row].cpu().numpy()[items])
             engaged.append(np.arange(len(items)) == 0)
-    return Judged(np.concatenate(logits).astype(np.float64), np.concatenate(engaged))
+    group = np.repeat(np.arange(len(engaged)), [len(each) for each in engaged])
+    return Judged(np.concatenate(logits).astype(np.float64), np.concatenate(engaged), group)
 
 
 def _served(trainer: Trainer, targets: Ints, fitted: tuple[float, float]) -> Json:

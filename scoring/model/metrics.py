@@ -22,6 +22,15 @@ def auc(score: Floats, engaged: Flags) -> float:
     return float((rank[engaged].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
+def auc_by_group(score: Floats, engaged: Flags, group: NDArray[np.int64]) -> float:
+    """The mean AUC within each group that has both; unlike `auc` it does not compare one user's scores with another's,
+    of which a softmax over the ads of each user alone says nothing."""
+    order = np.argsort(group, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    both = [part for part in parts if engaged[part].any() and not engaged[part].all()]
+    return float(np.mean([auc(score[part], engaged[part]) for part in both]))
+
+
 def normalised_entropy(probability: Floats, engaged: Flags) -> float:
     """Log loss, divided by that of always saying the mean: below 1 is better than knowing nothing."""
     mean = engaged.mean()

@@ -14,7 +14,7 @@ from scoring.model.config import Architecture, Head
 from scoring.model.export import users_of
 from scoring.model.heads import ONE, AdSide, MixtureOfLogits, UserSide, routed_to
 from scoring.model.heads import Head as GateHead
-from scoring.model.metrics import auc, calibration, fit_calibration, normalised_entropy, paired_interval
+from scoring.model.metrics import auc, auc_by_group, calibration, fit_calibration, normalised_entropy, paired_interval
 from scoring.model.ranker import Ranker
 from scoring.model.rounding import round_int8
 from scoring.reference import score_parts, sigmoid
@@ -127,6 +127,9 @@ def test_metrics_of_probabilities() -> None:
     score, engaged = rng.integers(0, 6, 200).astype(float), rng.random(200) < 0.3
     wins = [(a > b) + 0.5 * (a == b) for a in score[engaged] for b in score[~engaged]]
     assert auc(score, engaged) == pytest.approx(np.mean(wins))
+    group = rng.integers(0, 9, 200)
+    within = [auc(score[group == each], engaged[group == each]) for each in range(9)]
+    assert auc_by_group(score, engaged, group) == pytest.approx(np.mean(within))
     assert normalised_entropy(np.full(200, engaged.mean()), engaged) == pytest.approx(1.0)
     logit = rng.normal(size=20_000)
     happened = rng.random(20_000) < sigmoid(0.5 * logit - 2)

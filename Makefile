@@ -7,7 +7,7 @@
 #   make soak                 the service for half an hour under events, requests and faults; ARGS="--minutes 2" for less
 #   make check                lint, strict types, the architecture
 #   make bench                the benchmarks, each with its limit; ARGS="--ads 100000" is passed on
-#   make gpu                  what the machine's GPU is, and what this version does with it
+#   make gpu                  the CUDA kernels on this machine's GPU: tests, then benchmarks, eight minutes at most
 PYTHON_BIN := .venv/bin
 ARGS ?=
 
@@ -46,4 +46,4 @@ bench: setup
 	$(PYTHON_BIN)/mirach bench $(ARGS)
 
 gpu:
-	@scripts/gpu
+	@scripts/gpu $(ARGS)

@@ -7,6 +7,7 @@ on. After each batch `sync` sends what the tables' logs say was touched. Everyth
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,12 +160,13 @@ class Mirror:
         """Makes room for one more event, which may take so many words, as far as the tables' capacity goes. -> whether
         a limit was raised; False: there is room already, or no more memory, or no more capacity"""
         need = Need(1 << extents_.CLASS_MAX, 1, records, postings, fields)
-        before = [int(state[LIMIT]) for state in (self.ads.extents.state, *self._states())]
-        try:
+        before = self._limits()
+        with suppress(OutOfDeviceMemory):  # some of it may have been granted
             self._grant(need, self._reserved)
-        except OutOfDeviceMemory:
-            return False
-        return before != [int(state[LIMIT]) for state in (self.ads.extents.state, *self._states())]
+        return before != self._limits()
+
+    def _limits(self) -> list[int]:
+        return [int(state[LIMIT]) for state in (self.ads.extents.state, *self._states())]
 
     def _grant(self, need: Need, reserved: int) -> None:
         a, t = self.ads, self.targetings

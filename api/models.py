@@ -148,6 +148,7 @@ class Models:
             self._engine.call(second.check_given).result()
         except Unusable as unusable:
             raise _refused(unusable, model) from None
+        self._engine.call(lambda index: _account_device(index, model)).result()
         switch.ads = index.count
         return second, model
 
@@ -278,6 +279,18 @@ def shown_switch(switch: Switch) -> dict[str, Any]:
         "bytes": switch.bytes,
         "seconds": round(time.monotonic() - switch.began, 3),
     }
+
+
+def _account_device(index: Index, model: SharedModel) -> None:
+    """Raises SwitchRefused where the copy on a device has no room for the model's vectors."""
+    if index.copy is None:
+        return
+    more, room = index.copy.widened(model.dim, model.gate_dim)
+    if more > room:
+        room = max(room, 0)
+        raise SwitchRefused(
+            "memory", f"the new model's vectors take another {more:,} bytes on the device, which has {room:,} for them"
+        )
 
 
 def _refused(unusable: Unusable, model: SharedModel) -> SwitchRefused:

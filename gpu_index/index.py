@@ -95,6 +95,9 @@ class Copy(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes by part."""
 
+    def widened(self, dim: int, gate_dim: int) -> tuple[int, int]:
+        """Bytes that vectors of these widths take beyond those in use, and bytes that there are for them."""
+
     def renewed(self, ads: Any, dim: int, gate_dim: int) -> Copy:
         """One of an index whose ads have other columns, in place of this."""
 

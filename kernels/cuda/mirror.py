@@ -22,7 +22,7 @@ from kernels.cuda.buffers import Buffers
 from kernels.cuda.paged import Delta, Paged, Slabs, bit_units, one_row, slot_units, total_missing
 from kernels.cuda.types import Device, DeviceColumns, OutOfDeviceMemory, PagedColumn
 from kernels.memory import reserve
-from kernels.precision import Precision
+from kernels.precision import Precision, row_width
 from kernels.touched import LIMIT, LOG, UNIT_BYTES, take
 
 RESERVED_SHARE = 16  # a part in so many of the device's memory is left to queries
@@ -146,6 +146,15 @@ class Mirror:
             "vectors": sum(per_ad[name].granted_bytes for name in vectors),
             "ads": sum(paged.granted_bytes for name, paged in per_ad.items() if name not in vectors),
         }
+
+    def widened(self, dim: int, gate_dim: int) -> tuple[int, int]:
+        """Bytes that vectors of these widths take beyond those in use, and bytes that there are for them."""
+        slots, precision = self.columns["embedding"].pages << self.sizes.slots_log2, self.score_columns.precision
+        more = sum(
+            row_width(width, precision) * array.itemsize - array.nbytes // len(array)
+            for array, width in ((self.ads.embedding, dim), (self.ads.gate, gate_dim))
+        )
+        return slots * more, self._slabs.free_bytes() - self._reserved
 
     def renewed(self, ads: Any, dim: int, gate_dim: int) -> Mirror:
         """Copies all again, of an index whose ads have other columns. This one is of no use afterwards. Raises

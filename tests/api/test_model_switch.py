@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -278,6 +279,10 @@ def test_what_cannot_be_switched_to_is_refused_at_once(
     bounded = start(model=old, load_model=shelf.load, model_switch_bytes_max=999)
     assert "model_switch_bytes_max" in problem(ask(bounded, path_of(shelf, "new")), 409, "model-refused")["detail"]
     assert bounded.get("/v1/admin/model").json()["active"]["name"] == "old"
+    on_device = start(model=old, load_model=shelf.load)
+    on_device.engine.index.copy = SimpleNamespace(widened=lambda dim, gate_dim: (90 * dim, 5))  # type: ignore[assignment]
+    detail = problem(ask(on_device, path_of(shelf, "new")), 409, "model-refused")["detail"]
+    assert "1,800 bytes on the device, which has 5 for them" in detail
     problem(ask(start(ready=False, started=False), path_of(shelf, "new")), 503, "not-ready")
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from gpu_index.events import AdEvent, EventKind, Outcome
-from gpu_index.index import Limits
+from gpu_index.index import Limits, ModelName
 from gpu_index.values import parse_attributes
+from kernels.cuda.mirror import Mirror
 from kernels.cuda.types import OutOfDeviceMemory
+from kernels.precision import row_width
 from scoring.request import Pathway, Request
 from scoring.retrieve import retrieve
 from scoring.seam import TooMuchAtOnce
@@ -147,3 +149,16 @@ def test_vectors_of_another_model_are_copied() -> None:
     assert_mirrored(twins.mirror)
 
 
+def test_what_wider_vectors_take_on_the_device_is_known_before() -> None:
+    r = random.Random(15)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=20)
+    twins.send([twins.event(r, EventKind.CREATE) for _ in range(30)])
+    a, before = twins.index.ads, twins.mirror.memory()["vectors"]
+    dim, precision = 4 * DIM, twins.index.precision
+    more, room = twins.mirror.widened(dim, GATE_DIM)
+    assert room > more > 0
+    wide = np.zeros((len(a.embedding), row_width(dim, precision)), a.embedding.dtype)
+    twins.index.take_vectors(dim, GATE_DIM, wide, a.embedding_scale, a.gate, a.gate_scale, ModelName("wide", "0"))
+    assert isinstance(twins.index.copy, Mirror)
+    assert twins.index.copy.memory()["vectors"] == before + more
+    assert_mirrored(twins.index.copy)

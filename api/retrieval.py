@@ -31,22 +31,22 @@ class HotRoute(Route):
 def retrieval_routes(service: Service) -> list[Route]:
     body_bytes_max = service.loaded.settings.body_bytes_max
 
-    async def answered(request: Request, parse: Parse, started: float, place: Place) -> Response:
-        answers, parsed = await service.answer(parse, place)
+    async def answered(request: Request, parse: Parse, started: float, place: Place, size: int) -> Response:
+        answers, parsed = await service.answer(parse, place, size)
         return json_response(reply(answers[0], request.scope[REQUEST_ID], started, parsed))
 
     async def retrieve(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
         body = await read_json_body(request, body_bytes_max)
-        return await answered(request, lambda parser: (parser.parse(body),), started, lambda _, path: path)
+        return await answered(request, lambda parser: (parser.parse(body),), started, lambda _, path: path, len(body))
 
     async def retrieve_batch(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
         body = await read_json_body(request, body_bytes_max)
         answers, parsed = await service.answer(
-            lambda parser: parser.parse_batch(body), lambda number, path: f"[{number}].{path}"
+            lambda parser: parser.parse_batch(body), lambda number, path: f"[{number}].{path}", len(body)
         )
         request_id = request.scope[REQUEST_ID]
         return json_response([reply(answer, request_id, started, parsed) for answer in answers])
@@ -54,7 +54,8 @@ def retrieval_routes(service: Service) -> list[Route]:
     async def retrieve_openrtb(request: Request) -> Response:
         started = perf_counter()
         service.check_ready()
-        bid_request = decode_json(await read_json_body(request, body_bytes_max))
+        body = await read_json_body(request, body_bytes_max)
+        bid_request = decode_json(body)
         if not isinstance(bid_request, dict):
             raise InvalidInput("", f"a BidRequest is an object, not {shown(bid_request)}", "wrong_type")
         mapped = map_request(bid_request, service.schema, service.loaded.settings)
@@ -66,7 +67,7 @@ def retrieval_routes(service: Service) -> list[Route]:
                 fault.path = in_bid_request(fault.path)
                 raise
 
-        return await answered(request, parse, started, lambda _, path: in_bid_request(path))
+        return await answered(request, parse, started, lambda _, path: in_bid_request(path), len(body))
 
     return [
         HotRoute("/v1/retrieve", retrieve, methods=["POST"]),

@@ -38,6 +38,7 @@ Parse = Callable[[RequestParser], Sequence[Request]]
 Place = Callable[[int, str], str]  # from the path inside a request, and its number, to the path inside the body
 
 READY_BELIEVED_S = 0.1
+PARSED_AT_ONCE_BYTES = 65_536  # about five milliseconds
 ENGINE_FAILED = "the engine has failed, its log says why; the service is to be started again"
 LOOK_WAIT_S = 1.0  # at least, for a look at the topic
 SWITCHES_MAX = 4  # of models, while one request is answered
@@ -104,13 +105,16 @@ class Service:
             )
         return known | set(range(view.partitions))
 
-    async def answer(self, parse: Parse, place: Place = lambda _, path: path) -> tuple[list[Answer], float]:
+    async def answer(
+        self, parse: Parse, place: Place = lambda _, path: path, size: int = 0
+    ) -> tuple[list[Answer], float]:
         """The answers in the requests' order, all of one model, and perf_counter() when the requests were understood.
-        They are made again where the model was switched meanwhile. Raises InvalidInput and the problems `overloaded`,
-        `index-behind` and `not-ready`."""
+        They are made again where the model was switched meanwhile. `size`: bytes to be parsed; many are parsed on a
+        thread, so that other requests go on. Raises InvalidInput and the problems `overloaded`, `index-behind` and
+        `not-ready`."""
         for _ in range(SWITCHES_MAX):
             parser = self.parser
-            requests = parse(parser)
+            requests = parse(parser) if size <= PARSED_AT_ONCE_BYTES else await asyncio.to_thread(parse, parser)
             if any(request.min_offsets for request in requests):
                 await self._check_partitions(requests, place)
             parsed = perf_counter()

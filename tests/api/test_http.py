@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from api import problems
+from api.requests import RequestParser
 from tests.api.running import Running
 from tests.api.test_requests import BAD
 
@@ -46,6 +48,22 @@ def test_an_answer_has_what_the_contract_says(service: Running) -> None:
     }  # fmt: skip
     assert (answer["eligible"], answer["indexed"], answer["offsets"], answer["model"]) == (6, 6, {"0": 5}, None)
     assert answer["timings_ms"]["total"] >= answer["timings_ms"]["parse"] >= 0
+
+
+def test_a_large_body_is_parsed_beside_the_loop(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that other requests do not wait for it."""
+    parse, threads = RequestParser.parse, []
+
+    def noted(self: RequestParser, raw: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return parse(self, raw)
+
+    monkeypatch.setattr(RequestParser, "parse", noted)
+    large = {"attributes": {"geo.country": "US", "audience": [f"audience-{i}" for i in range(9000)]}}
+    for body in (US, large, US):
+        assert service.post("/v1/retrieve", body).json()["eligible"] == 6
+    assert threads[0] == threads[2] != threads[1]
+    assert service.post("/v1/retrieve", {**large, "k": 0}).status_code == 422
 
 
 def test_pathways_caps_and_filters_reach_the_engine(service: Running) -> None:

@@ -17,6 +17,8 @@ from kernels.cuda.registry import LAYOUTS, Entry, plain_entries, scan_entry
 
 # bytes of stack that a kernel may have: arrays that it indexes as it goes, the stack of a program's evaluation
 STACK_BYTES = {"check": 272, "filter_ads": 272}
+# bytes spilled, and of stack for it: float32 takes all registers that there are, and on one architecture four more
+SPILLED_BYTES = {("scan, float32, D 128, G 32, E to 8", "sm_100"): 32}
 PLAIN = {entry.name: entry for entry in plain_entries()}
 SCANS = [LAYOUTS[0], LAYOUTS[4], LAYOUTS[6]]  # one of each precision; `bench.sass` has them all
 
@@ -27,9 +29,10 @@ def code_of(entry: Entry, architecture: str) -> MachineCode:
 
 
 def assert_good(entry: Entry, code: MachineCode) -> None:
-    assert code.spill_bytes == 0
-    assert code.stack_bytes <= STACK_BYTES.get(entry.name, 0)
-    if entry.name not in STACK_BYTES:
+    spilled = SPILLED_BYTES.get((entry.name, code.architecture), 0)
+    assert code.spill_bytes <= spilled
+    assert code.stack_bytes <= STACK_BYTES.get(entry.name, spilled)
+    if entry.name not in STACK_BYTES and not spilled:
         assert not code.has("LDL") and not code.has("STL")
     for wanted in entry.wanted:
         assert code.has(wanted), (wanted, sorted(code.counts))
@@ -47,9 +50,9 @@ def test_machine_code_of_the_scan(layout: Any) -> None:
     assert_good(entry, code_of(entry, H200))
 
 
+@pytest.mark.parametrize("entry", [*PLAIN.values(), *map(scan_entry, SCANS)], ids=lambda entry: entry.name)
 @pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each != H200])
-def test_machine_code_for_other_architectures(architecture: str) -> None:
-    entry = scan_entry(SCANS[0])
+def test_machine_code_for_other_architectures(architecture: str, entry: Entry) -> None:
     assert_good(entry, code_of(entry, architecture))
 
 

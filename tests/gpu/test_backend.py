@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install mirach[gpu-test])")
+
 import api.backend
 from api.backend import choose_backend
 from api.config import UserError

@@ -1,5 +1,8 @@
 import numpy as np
 import pytest
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install mirach[gpu-test])")
+
 from numba import uint32
 
 from kernels.cuda.raw import atomic_add_u32, read4_u32, store4_u32

@@ -7,6 +7,8 @@ import random
 import numpy as np
 import pytest
 
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install mirach[gpu-test])")
+
 from gpu_index.events import AdEvent, EventKind, Outcome
 from gpu_index.index import Limits, ModelName
 from gpu_index.values import parse_attributes

@@ -93,7 +93,10 @@ class Settings:
     experts: int = setting(
         8, "Most experts E that a request may bring; a model brings its own.", minimum=1, maximum=64
     )
-    ads_max: int = setting(2**25, "Most ads that the index holds; more are bad events.", minimum=1, maximum=2**31)
+    ads_max: int = setting(
+        2**25, "Slots for ads, rounded up to whole segments of 8,192; an ad that finds none is a bad event.",
+        minimum=1, maximum=2**31,
+    )  # fmt: skip
     targetings_max: int = setting(
         2**25, "Most distinct targetings that the index holds; more are bad events.", minimum=1, maximum=2**31
     )

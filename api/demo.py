@@ -204,7 +204,8 @@ class Show:
 
     def print_addresses(self) -> None:
         address = self.process.address
-        out.print(f"[bold]Console[/]  {address}/console\n[bold]API[/]      {address}/docs\n")
+        out.print(f"[bold]Console[/]  {address}/console\n[bold]API[/]      {address}/docs")
+        out.print(f"[bold]Folder[/]   {self._settings.data_dir}, removed at the end\n")
         out.print("A live stream of creates, modifies and expires runs until Ctrl-C. Ask yourself:")
         body: dict[str, Any] = {"attributes": {"geo.country": "US", "age": 34}, "k": 3}
         if self._model is not None:

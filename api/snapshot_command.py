@@ -18,6 +18,7 @@ from gpu_index.manifest import Damaged
 from gpu_index.store import Store
 
 WRITE_TIMEOUT_S = 1000.0
+TABLE_COLUMNS = 160  # into a file or a pipe, and where a terminal has fewer: it breaks lines, nothing is cut off
 
 Json = dict[str, Any]
 
@@ -33,9 +34,9 @@ def snapshot_command(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     elif found:
-        out.print(table_of(found))
+        out.print(table_of(found), width=max(out.width, TABLE_COLUMNS), crop=False)
     else:
-        err.print(f"there is no snapshot in {settings.data_dir}")
+        err.print(f"there is no snapshot in {settings.data_dir.absolute()}", soft_wrap=True)
     return 0
 
 
@@ -53,7 +54,8 @@ def chosen(store: Store, sequence: int | None) -> list[int]:
 def table_of(found: Iterable[Json]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name, justify in (("snapshot", "right"), ("created", "left"), ("ads", "right"), ("targetings", "right"),
-                          ("MB", "right"), ("partitions", "right"), ("topic", "left")):  # fmt: skip
+                          ("MB", "right"), ("partitions", "right"), ("topic", "left"), ("schema", "left"),
+                          ("model", "left")):  # fmt: skip
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # one of rich's words
     for each in found:
         if "damaged" in each:
@@ -62,6 +64,7 @@ def table_of(found: Iterable[Json]) -> Table:
         table.add_row(
             str(each["sequence"]), each["created"], f"{each['ads']:,}", f"{each['targetings']:,}",
             f"{each['bytes'] / 1e6:,.1f}", str(len(each["offsets"])), each["identity"]["topic"],
+            each["identity"]["schema_fingerprint"][:8], (each["identity"]["model_fingerprint"] or "none")[:8],
         )  # fmt: skip
     return table
 

@@ -1,7 +1,8 @@
 """What items, users and contexts are made of, as whole numbers that the network looks up.
 
-An item is its id, its labels (advertiser, categories and every other field, each as `name=value`) and the words of its
-texts. Ids and labels have vocabularies, which training makes; a word is a hash, so that a new one needs no vocabulary.
+An item is its id, its labels (advertiser, campaign, categories and every other column, each as `name=value`) and the
+words of its texts. Ids and labels have vocabularies, which training makes; a word is a hash, so that a new one needs no
+vocabulary. Which part of an item is a label and which is words, `attributes_of` alone says, in training and serving.
 Of what a vocabulary does not know, an id becomes UNKNOWN_ITEM and a label is left out: content carries the rest.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -28,6 +29,7 @@ LABEL_COUNT_MIN = 2  # items that a label is on before it has a place in the voc
 VALUES_MAX = 1000  # of one cohort signal or one name in the context, the most frequent
 EDGES = 9  # of numbers: they become the tenth of the users that they lie in
 AGGREGATES_MAX = 64  # labels whose share among a user's engagements is counted, the most frequent
+TEXT = "text"  # the column that is words
 WORD = re.compile(r"\w+")
 
 
@@ -60,6 +62,11 @@ class Vocabularies(msgspec.Struct, frozen=True, dict=True):
     context: dict[str, Signal]
     surfaces: list[str]  # from number 1
     word_buckets: int
+    columns: list[str] = []  # of the items that labels were made of, in order; older models lack those without a label
+
+    @cached_property
+    def label_columns(self) -> frozenset[str]:
+        return frozenset(self.columns) | {label.partition("=")[0] for label in self.labels}
 
     @cached_property
     def item_rows(self) -> dict[str, int]:
@@ -91,7 +98,8 @@ def places_of(values: Iterable[str], first: int = 1) -> dict[str, int]:
 
 
 def make_vocabularies(dataset: Dataset, word_buckets: int) -> Vocabularies:
-    labels = Counter(label for item in dataset.items for label in labels_of(item))  # in the order of the items
+    attributes = [attributes_of(item) for item in dataset.items]
+    labels = Counter(label for own, _ in attributes for label in own)  # in the order of the items
     kept = [label for label, count in labels.most_common() if count >= LABEL_COUNT_MIN]
     surfaces = sorted({name for name in dataset.interactions.surface if name is not None})
     return Vocabularies(
@@ -101,6 +109,7 @@ def make_vocabularies(dataset: Dataset, word_buckets: int) -> Vocabularies:
         context={name: _signal(values) for name, values in dataset.interactions.context.items()},
         surfaces=surfaces,
         word_buckets=word_buckets,
+        columns=sorted({label.partition("=")[0] for label in labels}),
     )
 
 
@@ -112,15 +121,31 @@ def _signal(values: Sequence[Any]) -> Signal:
     return Signal(values=[value for value, _ in Counter(map(str, given)).most_common(VALUES_MAX)] or [""])
 
 
-def labels_of(item: AdFeatures) -> list[str]:
-    """`name=value` for all that is known of an item beside its id and its texts."""
-    labels = [] if item.advertiser_id is None else [f"advertiser_id={item.advertiser_id}"]
-    for name, values in sorted(item.fields.items()):
-        labels += [f"{name}={value}" for value in values]
-    for name, value in sorted(item.features.items()):
-        if isinstance(value, list):
-            labels += [f"{name}={each}" for each in value if isinstance(each, str)]
-    return list(dict.fromkeys(labels))
+def attributes_of(item: AdFeatures, columns: Container[str] = ()) -> tuple[list[str], list[str]]:
+    """-> labels, each `name=value`, and texts, whose words count: all that is known of an item beside its id.
+
+    Whatever its name is among `columns` (Vocabularies.label_columns) is a label wherever it comes from; of the rest,
+    advertiser, campaign and fields are labels too, which no vocabulary has, and texts in `features` and `text` words.
+    """
+    texts: list[str] = []
+    held: dict[str, list[object]] = {}
+    for name, value in (("advertiser_id", item.advertiser_id), ("campaign_id", item.campaign_id)):
+        if value is not None:
+            held[name] = [value]
+    for source in (item.fields, item.features):
+        for name, value in source.items():
+            values = value if isinstance(value, list) else [value]
+            if name in columns or (source is item.fields and name != TEXT):
+                held[name] = held.get(name, []) + [each for each in values if each is not None]
+            else:
+                texts += [each for each in values if isinstance(each, str)]
+    labels = [f"{name}={_text(value)}" for name, values in sorted(held.items()) for value in values]
+    return list(dict.fromkeys(labels)), texts
+
+
+def _text(value: object) -> str:
+    """3.0 is 3: JSON and Parquet need not agree on which they write."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def words_of(texts: Iterable[object], buckets: int) -> list[int]:
@@ -139,9 +164,10 @@ def item_table(items: Sequence[AdFeatures], vocabularies: Vocabularies) -> ItemT
     )
     for i, item in enumerate(items):
         table.id[i] = ids.get(item.ad_id, UNKNOWN_ITEM)
-        known = [labels[label] for label in labels_of(item) if label in labels][:LABELS_MAX]
+        own, texts = attributes_of(item, vocabularies.label_columns)
+        known = [labels[label] for label in own if label in labels][:LABELS_MAX]
         table.labels[i, : len(known)] = known
-        words = words_of(item.features.values(), vocabularies.word_buckets)[:WORDS_MAX]
+        words = words_of(texts, vocabularies.word_buckets)[:WORDS_MAX]
         table.words[i, : len(words)] = words
     return table
 

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from numpy.random import default_rng
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from scoring.model.config import Architecture, Recipe
-from scoring.model.data import TRAIN, VALIDATION, Dataset
+from scoring.model.data import SPLITS, TEST, TRAIN, VALIDATION, Dataset
 from scoring.model.features import FIRST_ITEM, NO_ITEM, ItemTable, Vocabularies, catalogue, make_vocabularies
 from scoring.model.heads import UserSide
 from scoring.model.metrics import fit_calibration, normalised_entropy
@@ -63,7 +64,8 @@ class Trainer:
         self.drawn, self.chance = _negative_items(self.sequences, self.trained, recipe, len(dataset.items))
         self.shown = make_impressions(dataset, self.vocabularies)
         self.judged = np.flatnonzero((self.shown.split == TRAIN) & ~_cold_rows(self.shown.item, recipe, dataset))
-        self.predicts_clicks = bool(recipe.impressions) and not self.shown.engaged[self.judged].all()
+        clicked = self.shown.engaged[self.judged]
+        self.predicts_clicks = bool(recipe.impressions) and bool(clicked.any()) and not clicked.all()
         per_user = np.bincount(self.sequences.user[self.trained])
         self.epoch_steps = math.ceil(np.ceil(per_user / architecture.history).sum() / recipe.batch)
         self.epoch = self.step = self.best_epoch = 0
@@ -73,6 +75,7 @@ class Trainer:
 
     def run(self, progress: Callable[[Json], None]) -> Json:
         """Trains until it is done -> what run.json says. `progress` is told of each epoch."""
+        self._check_splits()
         self.folder.mkdir(parents=True, exist_ok=True)
         recipe = self.recipe
         while self.epoch < recipe.epochs and self.epoch - self.best_epoch < recipe.patience:
@@ -84,6 +87,12 @@ class Trainer:
             self.seconds += perf_counter() - start
             line: Json = {"epoch": self.epoch, "step": self.step, "seconds": round(self.seconds, 1), "loss": loss}
             line |= {f"validation_{name}": value for name, value in self.validate().items()}
+            for name, value in line.items():
+                if not math.isfinite(value):
+                    raise TrainingError(
+                        f"{name} of epoch {self.epoch} is not a finite number: training went astray, so nothing of "
+                        "this epoch was kept; a lower learning_rate may help"
+                    )
             value = -line["validation_entropy"] if self.predicts_clicks else line["validation_ndcg@10"]
             if value > self.best:
                 self.best, self.best_epoch = value, self.epoch
@@ -91,9 +100,26 @@ class Trainer:
             self.curve.append(line)
             self.save()
             progress(line)
-        if self.best_epoch:
-            self.network.load_state_dict(load_file(self.folder / "best.safetensors"))
+        if not self.best_epoch:
+            raise TrainingError(f"{self.folder} holds no best epoch: there is nothing to evaluate or to export")
+        self.network.load_state_dict(read_weights(self.folder / "best.safetensors"))
         return self.state()
+
+    def _check_splits(self) -> None:
+        """Raises TrainingError where training, or judging what it made, lacks what it needs."""
+        if not self.trained.any():
+            raise TrainingError("the data set has no engagement in the split train: there is nothing to learn from")
+        for split in (VALIDATION, TEST):
+            if not (self.sequences.split == split).any():
+                raise TrainingError(
+                    f"the split {SPLITS[split]} has no engagement on the served surface: more data is needed, or a "
+                    "column `split` that holds some out"
+                )
+            if self.predicts_clicks and self.shown.engaged[self.shown.split == split].all():
+                raise TrainingError(
+                    f"the split {SPLITS[split]} has no impression of label 0, unlike train: hold out impressions of "
+                    "both labels, or leave the column `split` out"
+                )
 
     def state(self) -> Json:
         return {
@@ -248,17 +274,18 @@ class Trainer:
         for name in ("run.json", "vocabularies.json", "last.safetensors"):
             if not (self.folder / name).exists():
                 raise TrainingError(f"{self.folder} holds no trained run: {name} is missing")
-        held: Json = msgspec.json.decode((self.folder / "run.json").read_bytes())
+        held = read_state(self.folder)
         for mine, kind in ((self.architecture, Architecture), (self.recipe, Recipe)):
             other = msgspec.convert(held[kind.__name__.lower()], kind)
             names = [name for name in kind.__struct_fields__ if getattr(mine, name) != getattr(other, name)]
             changed = [name for name in names if name not in MAY_CHANGE]
             if changed:
                 raise TrainingError(f"{self.folder} holds a run with another {changed[0]}: give another folder")
-        kept = self.folder / "vocabularies.json"
-        if msgspec.json.decode(kept.read_bytes(), type=Vocabularies) != self.vocabularies:
+        kept = msgspec.json.decode((self.folder / "vocabularies.json").read_bytes(), type=Vocabularies)
+        mine_without = msgspec.structs.replace(self.vocabularies, columns=[])  # as runs of before had them
+        if kept not in (self.vocabularies, mine_without):
             raise TrainingError(f"{self.folder} holds a run on another data set: give that one, or another folder")
-        tensors = load_file(self.folder / "last.safetensors")
+        tensors = read_weights(self.folder / "last.safetensors")
         weights = {name: value for name, value in tensors.items() if name.startswith("network.")}
         self.network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
         state: dict[int, Json] = {}
@@ -277,9 +304,9 @@ class Trainer:
         self.seconds, self.curve = held["seconds"], held["curve"]
 
     def warm_start(self, weights: Path) -> None:
-        """Takes over what a model of the same towers has learnt, as the ranker does."""
+        """Takes over what a model of the same towers has learnt, as the ranker does. Raises TrainingError."""
         own = self.network.state_dict()
-        taken = {name: value for name, value in load_file(weights).items() if name in own}
+        taken = {name: value for name, value in read_weights(weights).items() if name in own}
         taken = {name: value for name, value in taken.items() if own[name].shape == value.shape}
         self.network.load_state_dict(own | taken)
 
@@ -295,16 +322,33 @@ def use_threads(count: int) -> None:
 
 def load_run(dataset: Dataset, folder: Path) -> Trainer:
     """A trained run with its best weights. Raises TrainingError."""
-    try:
-        held = msgspec.json.decode((folder / "run.json").read_bytes())
-        best = load_file(folder / "best.safetensors")
-    except OSError as error:
-        raise TrainingError(f"{folder} holds no trained run: {error.filename or error} is missing") from None
+    held, best = read_state(folder), read_weights(folder / "best.safetensors")
     architecture = msgspec.convert(held["architecture"], Architecture)
     trainer = Trainer(dataset, architecture, msgspec.convert(held["recipe"], Recipe), folder)
     trainer.resume()
     trainer.network.load_state_dict(best)
     return trainer
+
+
+def read_state(folder: Path) -> Json:
+    """run.json. Raises TrainingError."""
+    try:
+        state: Json = msgspec.json.decode((folder / "run.json").read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise TrainingError(f"{folder} holds no trained run: run.json cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise TrainingError(f"{folder / 'run.json'} is damaged: {error}") from None
+    return state
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Raises TrainingError."""
+    if not path.is_file():
+        raise TrainingError(f"{path.parent} holds no trained run: {path.name} is missing")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"{path} cannot be read: {error}") from None
 
 
 class TrainingError(Exception):

@@ -198,7 +198,7 @@ class Snapshot(Collector):
         if model["active"] is not None:
             labels = {name: model["active"][name] for name in ("name", "fingerprint")}
             yield gauge("mirach_model", "The model in use.", {(): 1.0}, labels=labels)
-        switches = {("switched",): model["switched"], ("failed",): model["failed"]}
+        switches = {(outcome,): model[outcome] for outcome in ("switched", "failed", "refused")}
         yield counter("mirach_model_switches", "Switches of the model, by what came of it.", switches, ("outcome",))
         yield counter("mirach_ads_embedded", "Ads that the model made vectors of.", {(): ads["ads"]})
         yield counter("mirach_ads_embedding_failed", "Ads that the model failed on.", {(): ads["failed"]})

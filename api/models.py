@@ -87,7 +87,7 @@ class Models:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._failure: dict[str, Any] | None = None
-        self._counts = {"switched": 0, "failed": 0}
+        self._counts = {"switched": 0, "failed": 0, "refused": 0}
         if active is not None:
             stage.tower = self.tower(active)
 
@@ -108,6 +108,7 @@ class Models:
         AddressSpaceError, Stopped."""
         with self._lock:
             if self._switch is not None:
+                self._counts["refused"] += 1
                 raise SwitchRefused("busy", f"the switch to {self._switch.path} is going on; wait for its end")
             switch = self._switch = Switch(path, time.monotonic())
         try:
@@ -118,7 +119,7 @@ class Models:
             )
             self._thread.start()
         except Exception as error:
-            self._failed(switch, error)
+            self._not_begun(switch, error)
             raise
 
     def stop(self) -> None:
@@ -240,6 +241,13 @@ class Models:
         self._failure = {"path": str(switch.path), "reason": reason, "at": moment(self._clock_us())}
         log.error("there is no switch to the model in %s, the one in use stays: %s", switch.path, reason)
         with self._lock:
+            self._switch = None
+
+    def _not_begun(self, switch: Switch, error: Exception) -> None:
+        """It never began: whoever asked for it is answered so, and nothing is kept but a count."""
+        log.warning("no switch to the model in %s was begun: %s", switch.path, error or type(error).__name__)
+        with self._lock:
+            self._counts["refused"] += 1
             self._switch = None
 
     # -- what is shown

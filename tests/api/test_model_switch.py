@@ -271,7 +271,9 @@ def test_what_cannot_be_switched_to_is_refused_at_once(
     assert asked.wait(WAIT_S)
     assert problem(ask(running, path_of(shelf, "new")), 409, "model-refused")["code"] == "busy"
     go_on.set()
-    assert wait(running)["active"]["name"] == "new"
+    figures = wait(running)
+    assert figures["active"]["name"] == "new"
+    assert (figures["last_failure"], figures["failed"], figures["refused"]) == (None, 0, 4), "the callers' answers only"
     little = start(model=old, load_model=shelf.load, memory_left=1500)
     little.take(create("1"))
     detail = problem(ask(little, path_of(shelf, "new")), 409, "model-refused")
@@ -294,6 +296,7 @@ def test_given_vectors_of_another_width_need_features_or_stop_the_switch(
     assert refused["code"] == "given_vectors"
     assert "1 ads" in refused["detail"]
     assert "such as 2" in refused["detail"]
+    assert running.get("/v1/admin/model").json()["last_failure"] is None
     running.take(modify("2", gate=None))
     assert switch(running, path_of(shelf, "new"))["active"]["name"] == "new"
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from api.config import UserError, nearest_name
 from bench.machine import describe_machine
-from scoring.model.config import Architecture, Recipe
+from scoring.model.config import SERVED_HEADS, Architecture, Recipe
 
 if TYPE_CHECKING:
     from scoring.model.train import Trainer
@@ -53,6 +53,8 @@ def train_command(arguments: argparse.Namespace) -> int:
     """`mirach train DATA --run FOLDER`: trains, or goes on; with --export writes the directory that is served."""
     architecture, recipe = _settings(arguments.set)
     run = Path(arguments.run)
+    if arguments.export and architecture.head not in SERVED_HEADS:
+        raise UserError(f"a model with the head {architecture.head} is for comparison only: leave --export out")
     with _model_errors():
         from scoring.model.data import read_dataset
         from scoring.model.train import Trainer, use_threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from kernels.score import DIM_MAX, EXPERTS_MAX
 
 Head = Literal["gate", "dot", "mol", "ranker"]
 Tower = Literal["sequence", "cohort", "semantic", "surfaces"]
+SERVED_HEADS = ("gate", "dot")  # what section 4 of the contract can say
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mol_ad_vectors: int = 2  # P_X
 
     def __post_init__(self) -> None:
+        _require(1, None, self, "dim", "gate_dim", "layers", "attention_heads", "history", "surface_history",
+                 "mol_user_vectors", "mol_ad_vectors")  # fmt: skip
+        _require(2, None, self, "word_buckets")  # word 0 is none
+        if not self.towers or not self.experts or len(set(self.towers)) < len(self.towers):
+            raise ValueError("towers and experts are one or more, and each tower is named once")
         if not 1 <= self.route <= len(self.experts):
             raise ValueError(f"route {self.route} is not 1 to {len(self.experts)}, the number of experts")
         if len(self.experts) > EXPERTS_MAX or max(self.dim, self.gate_dim) > DIM_MAX:
@@ -58,3 +65,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     popularity: float = 0.5  # negatives are drawn by count ** popularity
     cold: float = 0.0  # share of the items that are kept out of training, to measure a cold start
     minutes: float = 30.0  # of training, at most
+
+    def __post_init__(self) -> None:
+        _require(1, None, self, "epochs", "patience", "batch")
+        _require(0, 2**63, self, "seed")
+        _require(0, None, self, "negatives", "learning_rate", "warm_up", "weight_decay", "impressions", "balance",
+                 "popularity", "minutes")  # fmt: skip
+        _require(0, 1, self, "dropout", "id_dropout", "signal_dropout", "cold")
+
+
+def _require(least: float, below: float | None, settings: msgspec.Struct, *names: str) -> None:
+    """Raises ValueError unless each is `least` or more, and less than `below` where that is given."""
+    for name in names:
+        value = getattr(settings, name)
+        if not least <= value < (math.inf if below is None else below):
+            raise ValueError(f"{name} {value} is not {least} or more" + (f" and below {below}" if below else ""))

@@ -5,24 +5,32 @@ movielens   a folder of MovieLens-1M (`ratings.dat`, `movies.dat`, `users.dat`),
             `val/input.txt`, `val/output.txt`, `test/output.txt`, with `sas_to_original_*.txt` and the two .dat files)
 s3rec       a folder of the S3-Rec style of Amazon sets: `NAME.txt`, a line for each user (the user, then items in order
             of time), and `NAME_item2attributes.json`
-clicklog    a CSV file with a header: user_id, item_id, time, label, and optionally surface, advertiser_id, categories
-            (separated by |), text, format, and columns `context.NAME` and `user.NAME`
+clicklog    a CSV file with a header: user_id, item_id, time, and optionally label, surface, advertiser_id, campaign_id,
+            categories (separated by |), text, format, and columns `context.NAME` (text) and `user.NAME` (numbers, where
+            all values of the column are)
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gpu_index.invalid_input import nearest
 from scoring.model.data import CONTEXT, DataError, write_dataset
 
 Rows = list[dict[str, Any]]
 
+USER = "user."
+CLICK_COLUMNS = (
+    "user_id", "item_id", "time", "label", "surface", "advertiser_id", "campaign_id", "categories", "text", "format",
+)  # fmt: skip
+WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)  # of 64 bits
+NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?", re.ASCII)
 YEAR = re.compile(r"\s*\((\d{4})\)\s*$")
 
 
@@ -34,6 +42,10 @@ def convert(form: str, source: Path, folder: Path) -> dict[str, int]:
         items, users, interactions = CONVERTERS[form](source)
     except FileNotFoundError as error:
         raise DataError(f"{source} is not what the converter {form} reads: {error.filename} is missing") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{error.filename or source} cannot be read: {error.strerror}") from None
     write_dataset(folder, items, users, interactions)
     return {"items": len(items), "users": len(users), "interactions": len(interactions)}
 
@@ -111,26 +123,78 @@ def _clicklog(source: Path) -> tuple[Rows, Rows, Rows]:
     items: dict[str, dict[str, Any]] = {}
     users: dict[str, dict[str, Any]] = {}
     interactions: Rows = []
-    with source.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
-            try:
-                shown = {"user_id": row["user_id"], "item_id": row["item_id"], "time": int(row["time"])}
-                shown["label"] = int(row.get("label") or 1)
-            except (KeyError, ValueError, TypeError) as error:
-                raise DataError(
-                    f"{source}, line {number}: user_id, item_id and a whole time are needed ({error})"
-                ) from None
-            shown["surface"] = row.get("surface") or None
-            shown |= {name: row[name] or None for name in row if name.startswith(CONTEXT)}
-            interactions.append(shown)
-            items[row["item_id"]] = {
-                "item_id": row["item_id"], "advertiser_id": row.get("advertiser_id") or None,
-                "categories": [each for each in (row.get("categories") or "").split("|") if each],
-                "text": row.get("text") or None, "format": row.get("format") or None,
-            }  # fmt: skip
-            own = {name.removeprefix("user."): row[name] or None for name in row if name.startswith("user.")}
-            users[row["user_id"]] = {"user_id": row["user_id"], **own}
+    for number, row in _click_rows(source):
+        shown: dict[str, Any] = {"user_id": row["user_id"], "item_id": row["item_id"]}
+        for name in ("user_id", "item_id"):
+            if not row[name]:
+                raise DataError(f"{source}, line {number}: {name} is empty")
+        if not WHOLE.fullmatch(row["time"]):
+            raise DataError(f"{source}, line {number}: time is a whole number, not {row['time']!r}")
+        shown["time"] = int(row["time"])
+        label = row.get("label") or "1"
+        if label not in ("0", "1"):
+            raise DataError(
+                f"{source}, line {number}: label is 1 (engaged with) or 0 (shown, not engaged with), not {label!r}"
+            )
+        shown["label"] = int(label)
+        shown["surface"] = row.get("surface") or None
+        shown |= {name: row[name] or None for name in row if name.startswith(CONTEXT)}
+        interactions.append(shown)
+        items[row["item_id"]] = {
+            **{name: row.get(name) or None for name in ("item_id", "advertiser_id", "campaign_id", "text", "format")},
+            "categories": [each for each in row.get("categories", "").split("|") if each],
+        }
+        own = {name.removeprefix(USER): row[name] or None for name in row if name.startswith(USER)}
+        users[row["user_id"]] = {"user_id": row["user_id"], **own}
+    if not interactions:
+        raise DataError(f"{source} holds a header alone: there is nothing to convert")
+    for name in next(iter(users.values())):
+        if name != "user_id":
+            _to_numbers(users.values(), name)
     return list(items.values()), list(users.values()), interactions
+
+
+def _click_rows(source: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """The number of each line, and what it holds by the names in the header. Raises DataError."""
+    try:
+        with source.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, None)
+            if header is None:
+                raise DataError(f"{source} is empty: a header and lines of {', '.join(CLICK_COLUMNS[:4])} are needed")
+            _check_header(source, header)
+            for row in reader:
+                if row and len(row) != len(header):
+                    what = f"has {len(row)} of the header's {len(header)} columns: is it cut off, or a comma unquoted?"
+                    raise DataError(f"{source}, line {reader.line_num}: {what}")
+                if row:
+                    yield reader.line_num, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{source} is not CSV: {error}") from None
+
+
+def _check_header(source: Path, header: list[str]) -> None:
+    """Raises DataError for a column that is needed and missing, unknown, or there twice."""
+    for name in header:
+        if name not in CLICK_COLUMNS and not (name.startswith((CONTEXT, USER)) and name.partition(".")[2]):
+            _, dot, rest = name.partition(".")
+            known = [f"{each}{rest}" for each in (CONTEXT, USER)] if dot else CLICK_COLUMNS
+            raise DataError(f"{source}: its header has the column {name!r}, which is none{nearest(name, known)}")
+        if header.count(name) > 1:
+            raise DataError(f"{source}: its header has the column {name} twice")
+    for name in CLICK_COLUMNS[:3]:
+        if name not in header:
+            raise DataError(f"{source}: its header has no column {name}; it has {', '.join(header)}")
+
+
+def _to_numbers(rows: Collection[dict[str, Any]], name: str) -> None:
+    """Where all values of a column are numbers, they become ones; 007 is no number but a code."""
+    given = [row[name] for row in rows if row[name] is not None]
+    if given and all(NUMBER.fullmatch(value) for value in given):
+        kind = int if all(WHOLE.fullmatch(value) for value in given) else float
+        for row in rows:
+            if row[name] is not None:
+                row[name] = kind(row[name])
 
 
 def _film(item: str, title: str, genres: str) -> dict[str, Any]:

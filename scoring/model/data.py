@@ -152,7 +152,8 @@ def _labels(values: Sequence[Any]) -> Sequence[Any]:
     for row, value in enumerate(values, 1):
         if value not in (0, 1):
             raise DataError(
-                f"interactions.parquet, row {row}: label is 1 (engaged with) or 0 (shown, not engaged with), not {value!r}"
+                f"interactions.parquet, row {row}: label is 1 (engaged with) or 0 (shown, not engaged with), not "
+                f"{value!r}"
             )
     return values
 

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from kernels.precision import Precision, quantise_rows, row_width, storage_dtype
 from kernels.score import ScoreColumns, score
 from kernels.threads import threads_max
+from scoring.model.config import SERVED_HEADS
 from scoring.model.data import TEST, VALIDATION, Dataset
-from scoring.model.export import SERVED_HEADS, users_of
+from scoring.model.export import users_of
 from scoring.model.features import FIRST_ITEM
 from scoring.model.metrics import auc, auc_by_group, calibration, fit_calibration, log_loss, normalised_entropy
 from scoring.model.ranker import Ranker
@@ -55,7 +56,9 @@ class Judged(NamedTuple):
 
 
 def evaluate(trainer: Trainer, dataset: Dataset) -> Json:
-    """All metrics of the trainer's network. `ranks` [test engagement] is kept for paired comparisons."""
+    """All metrics of the trainer's network. `ranks` [test engagement] is kept for paired comparisons.
+    Raises TrainingError where the data set holds nothing to judge it by."""
+    trainer.check_splits()
     start = perf_counter()
     network, table, sequences = trainer.network, trainer.table, trainer.sequences
     targets = np.flatnonzero(sequences.split == TEST)

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import load_file, save
 
-from scoring.model.config import Architecture
+from scoring.model.config import SERVED_HEADS, Architecture
 from scoring.model.features import FIRST_ITEM, ItemTable, Vocabularies, catalogue, item_table
 from scoring.model.heads import UserSide
 from scoring.model.interface import AdFeatures, ModelError
@@ -33,7 +33,6 @@ from scoring.user import User
 
 FORMAT = 1
 FILES = ("weights.safetensors", "items.safetensors", "vocabularies.json")
-SERVED_HEADS = ("gate", "dot")  # what section 4 of the contract can say
 ADS_AT_ONCE = 1024
 USERS_AT_ONCE = 256
 WEIGHTS = {"float32": torch.float32, "float16": torch.float16}
@@ -60,10 +59,12 @@ def write_export(
     folder: Path, name: str, network: Network, table: ItemTable, calibration: tuple[float, float],
     metrics: dict[str, Any], weights: str = "float32",
 ) -> None:  # fmt: skip
-    """Writes the directory. Raises ModelError for a head that the contract's score cannot say."""
+    """Writes the directory. Raises ModelError for a head that the contract's score cannot say, or no finite one."""
     architecture = network.architecture
     if architecture.head not in SERVED_HEADS:
         raise ModelError(f"a model with the head {architecture.head} is for comparison only and cannot be served")
+    if not np.isfinite(calibration).all():
+        raise ModelError("its temperature or bias is not a finite number: its scores would be none; train it again")
     folder.mkdir(parents=True, exist_ok=True)
     state = {key: value.detach().cpu().to(WEIGHTS[weights]).contiguous() for key, value in network.state_dict().items()}
     (folder / "weights.safetensors").write_bytes(save(state))

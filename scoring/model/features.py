@@ -129,9 +129,9 @@ def attributes_of(item: AdFeatures, columns: Container[str] = ()) -> tuple[list[
     """
     texts: list[str] = []
     held: dict[str, list[object]] = {}
-    for name, value in (("advertiser_id", item.advertiser_id), ("campaign_id", item.campaign_id)):
-        if value is not None:
-            held[name] = [value]
+    for name, own in (("advertiser_id", item.advertiser_id), ("campaign_id", item.campaign_id)):
+        if own is not None:
+            held[name] = [own]
     for source in (item.fields, item.features):
         for name, value in source.items():
             values = value if isinstance(value, list) else [value]

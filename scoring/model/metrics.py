@@ -24,10 +24,12 @@ def auc(score: Floats, engaged: Flags) -> float:
 
 def auc_by_group(score: Floats, engaged: Flags, group: NDArray[np.int64]) -> float:
     """The mean AUC within each group that has both; unlike `auc` it does not compare one user's scores with another's,
-    of which a softmax over the ads of each user alone says nothing."""
+    of which a softmax over the ads of each user alone says nothing. NaN (null in JSON) where no group has both."""
     order = np.argsort(group, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
     both = [part for part in parts if engaged[part].any() and not engaged[part].all()]
+    if not both:
+        return float("nan")
     return float(np.mean([auc(score[part], engaged[part]) for part in both]))
 
 

@@ -141,7 +141,11 @@ def _history(raw: object, path: str) -> list[tuple[str, datetime | None]]:
 
 def _engagement(raw: object, path: str) -> tuple[str, datetime | None]:
     parts = _object(raw, path, ENGAGEMENT)
-    name = "ad_id" if parts.get("ad_id") is not None else "item"
+    if parts.get("ad_id") is not None and parts.get("item") is not None:
+        raise InvalidInput(f"{path}.item", "`item` stands for `ad_id`: give one of the two", "conflict")
+    if "ad_id" not in parts and "item" not in parts:
+        raise InvalidInput(f"{path}.ad_id", "the id of what was engaged with is needed", "missing")
+    name = "ad_id" if parts.get("ad_id") is not None or "item" not in parts else "item"
     ad = parts.get(name)
     if type(ad) is not str:
         raise InvalidInput(f"{path}.{name}", f"the id of what was engaged with is text, not {shown(ad)}", "wrong_type")

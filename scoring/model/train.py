@@ -75,7 +75,7 @@ class Trainer:
 
     def run(self, progress: Callable[[Json], None]) -> Json:
         """Trains until it is done -> what run.json says. `progress` is told of each epoch."""
-        self._check_splits()
+        self.check_splits()
         self.folder.mkdir(parents=True, exist_ok=True)
         recipe = self.recipe
         while self.epoch < recipe.epochs and self.epoch - self.best_epoch < recipe.patience:
@@ -105,7 +105,7 @@ class Trainer:
         self.network.load_state_dict(read_weights(self.folder / "best.safetensors"))
         return self.state()
 
-    def _check_splits(self) -> None:
+    def check_splits(self) -> None:
         """Raises TrainingError where training, or judging what it made, lacks what it needs."""
         if not self.trained.any():
             raise TrainingError("the data set has no engagement in the split train: there is nothing to learn from")

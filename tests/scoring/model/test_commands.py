@@ -10,6 +10,10 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch comes with the extra `model`")
 pytest.importorskip("matplotlib", reason="matplotlib comes with the extra `model`")
 
+import pyarrow
+import pyarrow.parquet as parquet
+from numpy.random import default_rng
+
 from api.cli import main
 from scoring.model.served import load_model
 from tests.scoring.model.tiny import make
@@ -53,6 +57,7 @@ def test_what_is_wrong_is_said_in_a_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path("data"))
+    make(Path("others"), seed=5)
     assert main(["train", "data", "--run", "run", *SETTINGS]) == 0
     capsys.readouterr()
     for arguments, told in (
@@ -62,6 +67,15 @@ def test_what_is_wrong_is_said_in_a_line(
         (["train", "data", "--run", "other", "--set", "head"], "takes NAME=VALUE"),
         (["train", "data", "--run", "other", "--set", "route=9"], "route 9 is not 1 to 4"),
         (["train", "data", "--run", "other", "--set", "epochs=many"], "--set"),
+        (["train", "data", "--run", "other", "--set", "seed=-1"], "seed -1 is not 0 or more"),
+        (["train", "data", "--run", "other", "--set", "dim=0"], "dim 0 is not 1 or more"),
+        (["train", "data", "--run", "other", "--set", "dropout=1"], "dropout 1.0 is not 0 or more and below 1"),
+        (["train", "data", "--run", "other", "--set", "learning_rate=nan"], "learning_rate nan is not"),
+        (["train", "data", "--run", "other", "--set", "towers="], "towers"),
+        (["train", "data", "--run", "other", "--set", "head=mol", "--export", "model"], "leave --export out"),
+        (["train", "data", "--run", "other", "--warm-start", "nope"], "nope holds no trained run"),
+        (["train", "data", "--run", "other", "--resume", *SETTINGS], "other holds no trained run"),
+        (["evaluate", "run", "others"], "another data set"),
         (["train", "nowhere", "--run", "other"], "cannot be read"),
         (["evaluate", "nowhere", "data"], "holds no trained run"),
         (["evaluate"], "takes the folder of a run"),
@@ -72,3 +86,50 @@ def test_what_is_wrong_is_said_in_a_line(
         assert told in capsys.readouterr().err, arguments
     assert main(["train", "data", "--run", "run", *SETTINGS, "--set", "epochs=3", "--resume"]) == 0
     assert "epoch   3" in capsys.readouterr().out
+    Path("run/best.safetensors").unlink()
+    for arguments in (["evaluate", "run", "data"], ["train", "data", "--run", "run", *SETTINGS, "--resume"]):
+        assert main(arguments) == 2, arguments
+        assert "best.safetensors is missing" in capsys.readouterr().err
+    Path("run/run.json").write_text("{")
+    assert main(["evaluate", "run", "data"]) == 2
+
+
+def test_a_click_log_without_splits_trains_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the users click on banners, half on videos; every warning is an error in these tests."""
+    monkeypatch.chdir(tmp_path)
+    rng = default_rng(7)
+    lines = ["user_id,item_id,time,label,format,context.page,user.age"]
+    for time in range(2000):
+        user, item = int(rng.integers(60)), int(rng.integers(20))
+        clicks = rng.random() < (0.8 if user % 2 == item % 2 else 0.05)
+        kind = ("banner", "video")[item % 2]
+        lines.append(f"u{user},i{item},{time},{int(clicks)},{kind},{('home', 'news')[time % 2]},{20 + 30 * (user % 2)}")
+    Path("log.csv").write_text("\n".join(lines) + "\n")
+    assert main(["convert", "clicklog", "log.csv", "data"]) == 0
+    own = ["--set", "epochs=8", "--set", "layers=1", "--set", "warm_up=5", "--set", "learning_rate=0.01"]
+    assert main(["train", "data", "--run", "run", *SETTINGS, *own, "--export", "model"]) == 0
+    assert not capsys.readouterr().err
+    metrics = json.loads(Path("model/model.json").read_text())["metrics"]["probability"]
+    assert metrics["cases"] == 200
+    assert metrics["normalised_entropy"] < 0.85
+    assert metrics["auc"] > 0.75
+
+
+def test_impressions_that_hold_no_click_back_are_an_error_and_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("data"), shown=True)
+    table = parquet.read_table("data/interactions.parquet").to_pylist()
+    for lost, told in (
+        (("validation", 0), "validation has no impression of label 0"),
+        (("test", 1), "test has no engagement"),
+        (("train", 1), "no engagement in the split train"),
+    ):
+        rows = [row for row in table if (row["split"], row["label"]) != lost]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), "data/interactions.parquet")
+        assert main(["train", "data", "--run", "run", *SETTINGS, "--export", "model"]) == 2
+        assert told in capsys.readouterr().err
+        assert not Path("model").exists()

@@ -11,6 +11,7 @@ pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `model`")
 
 from scoring.model.convert import convert
 from scoring.model.data import TEST, TRAIN, VALIDATION, DataError, read_dataset, write_dataset
+from scoring.model.features import make_vocabularies
 from tests.scoring.model.tiny import make
 from tests.shared import SHARED
 
@@ -62,9 +63,95 @@ def test_a_click_log_is_converted(tmp_path: Path) -> None:
     assert dataset.interactions.engaged.tolist() == [True, False]
     assert dataset.interactions.surface == [None, "shop"]
     assert dataset.interactions.context == {"page": ["home", None]}
-    log.write_text("user_id,item_id,time\nu,a,yesterday\n")
-    with pytest.raises(DataError, match="line 2"):
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "is empty"),
+        ("user_id,item_id,time\n", "a header alone"),
+        ("user_id,item,time\nu,a,1\n", "the column 'item', which is none, did you mean \"item_id\"?"),
+        ("user_id,time\nu,1\n", "has no column item_id"),
+        ("user_id,item_id,time,contxt.placement\nu,a,1,feed\n", "did you mean \"context.placement\"?"),
+        ("user_id,item_id,time,time\nu,a,1,1\n", "the column time twice"),
+        ("user_id,item_id,time,label\nu,a,1,1\nu,a\n", "line 3: has 2 of the header's 4 columns"),
+        ("user_id,item_id,time,text\nu,a,1,\"cut", "is not CSV"),
+        ("user_id,item_id,time\nu,a,yesterday\n", "line 2: time is a whole number, not 'yesterday'"),
+        ("user_id,item_id,time,label\nu,a,1,yes\n", "line 2: label is 1 .* not 'yes'"),
+        ("user_id,item_id,time,label\nu,a,1,2\n", "line 2: label is 1 .* not '2'"),
+        ("user_id,item_id,time\n,a,1\n", "line 2: user_id is empty"),
+    ],
+)
+def test_what_is_wrong_with_a_click_log_is_said(tmp_path: Path, text: str, told: str) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(text)
+    with pytest.raises(DataError, match=told.replace("?", r"\?")):
         convert("clicklog", log, tmp_path / "out")
+
+
+def test_a_click_log_that_is_not_utf_8_is_said(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_bytes("user_id,item_id,time,text\nu,a,1,Café\n".encode("latin-1"))
+    with pytest.raises(DataError, match="is not UTF-8"):
+        convert("clicklog", log, tmp_path / "out")
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        convert("clicklog", tmp_path, tmp_path / "out")
+
+
+def test_numbers_of_users_in_a_click_log_are_numbers_and_codes_are_text(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(
+        "user_id,item_id,time,user.age,user.height,user.postcode,user.city\n"
+        "u,a,1,31,1.8,01234,7\nv,a,2,,2,90210,Ghent\nw,a,3,9,1.5,10000,\n"
+    )
+    convert("clicklog", log, tmp_path / "out")
+    dataset = read_dataset(tmp_path / "out")
+    assert dataset.cohort == {
+        "age": [31, None, 9], "height": [1.8, 2.0, 1.5], "postcode": ["01234", "90210", "10000"],
+        "city": ["7", "Ghent", None],
+    }  # fmt: skip
+    age = make_vocabularies(dataset, 64).cohort["age"]
+    assert age.number(30) != 0, "an age that no user of the log has"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"label": 2}, "row 2: label is 1 .* not 2"),
+        ({"label": 0.5}, "row 2: label is 1 .* not 0.5"),
+        ({"label": None}, "row 2: label is 1 .* not None"),
+        ({"time": 1.5}, "row 2: time is a whole number, not 1.5"),
+        ({"time": None}, "row 2: time is a whole number, not None"),
+        ({"split": "valid"}, "row 2: split is train, validation, test or null, not 'valid'"),
+    ],
+)
+def test_interactions_that_are_none_are_said(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+    row = {"user_id": "u", "item_id": "a", "time": 1, "label": 1, "split": None}
+    first = row | {name: 1.0 for name, value in changes.items() if isinstance(value, float)}
+    write_dataset(tmp_path, [{"item_id": "a"}], [{"user_id": "u"}], [first, row | changes])
+    with pytest.raises(DataError, match=told):
+        read_dataset(tmp_path)
+
+
+def test_a_file_that_is_no_parquet_is_said_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file"):
+        read_dataset(tmp_path)
+    (tmp_path / "items.parquet").write_bytes(b"")
+    with pytest.raises(DataError, match=r"items\.parquet cannot be read: .*\w"):
+        read_dataset(tmp_path)
+
+
+def test_impressions_are_held_out_by_time(tmp_path: Path) -> None:
+    """The last tenth of those on the served surface for the test, the tenth before for the validation."""
+    rows = [
+        {"user_id": f"u{time % 3}", "item_id": "a", "time": time, "label": int(time % 4 == 0),
+         "surface": "shop" if time >= 100 else None}
+        for time in range(110)
+    ]  # fmt: skip
+    write_dataset(tmp_path, [{"item_id": "a"}], [{"user_id": f"u{u}"} for u in range(3)], rows)
+    shown = read_dataset(tmp_path).interactions
+    by_time = dict(zip(shown.time.tolist(), shown.split.tolist(), strict=True))
+    assert [by_time[time] for time in range(110)] == [TRAIN] * 80 + [VALIDATION] * 10 + [TEST] * 10 + [TRAIN] * 10
 
 
 def test_s3rec_files_are_converted(tmp_path: Path) -> None:

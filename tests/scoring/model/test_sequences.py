@@ -12,8 +12,17 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `model`")
 
-from scoring.model.data import write_dataset
-from scoring.model.features import FIRST_ITEM, NO_ITEM, Signal, catalogue, labels_of, make_vocabularies, words_of
+from scoring.model.data import read_dataset, write_dataset
+from scoring.model.features import (
+    FIRST_ITEM,
+    NO_ITEM,
+    Signal,
+    attributes_of,
+    catalogue,
+    item_table,
+    make_vocabularies,
+    words_of,
+)
 from scoring.model.sequences import make_impressions, make_sequences, windows
 from scoring.model.served import AdFeatures
 from tests.scoring.model.tiny import dataset
@@ -42,7 +51,7 @@ def test_windows_see_what_came_before_and_nothing_else(tmp_path: Path) -> None:
             assert row.token[0, place] == (FIRST_ITEM + shown.item[before[-1]] if before else NO_ITEM)
             assert row.total[0, place] == pytest.approx(np.log1p(len(before)))
             for number, label in enumerate(vocabularies.labels[: vocabularies.aggregates]):
-                having = sum(label in labels_of(data.items[shown.item[i]]) for i in before)
+                having = sum(label in attributes_of(data.items[shown.item[i]])[0] for i in before)
                 assert row.shares[0, place, number] == pytest.approx(having / max(len(before), 1))
             earlier = [i for i in others if shown.time[i] < shown.time[own[p]]]
             newest = row.surface_token[0, row.surface_at[0, place]]
@@ -78,11 +87,49 @@ def test_an_ad_becomes_labels_and_words() -> None:
         ad_id="1", advertiser_id="7", fields={"format": ["video"], "bad": [{"a": 1}]},
         features={"title": "New, new in store!", "categories": ["IAB1"], "other": {"x": 1}, "n": 3},
     )  # fmt: skip
-    assert labels_of(ad) == ["advertiser_id=7", "bad={'a': 1}", "format=video", "categories=IAB1"]
-    words = words_of(ad.features.values(), 1000)
+    labels, texts = attributes_of(ad, {"categories", "n"})
+    assert labels == ["advertiser_id=7", "bad={'a': 1}", "categories=IAB1", "format=video", "n=3"]
+    words = words_of(texts, 1000)
     assert len(words) == 3
     assert all(1 <= word < 1000 for word in words)
     assert words == words_of(["NEW in store"], 1000)
+
+
+ROW = {"item_id": "0", "advertiser_id": "7", "campaign_id": "70", "format": "video", "categories": ["sport", "news"],
+       "decade": 1990, "rare": "one", "text": "Autumn sale"}  # fmt: skip
+CAMPAIGN = {"advertiser_id": "7", "campaign_id": "70"}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AdFeatures("0", **CAMPAIGN, fields={"format": ["video"], "categories": ["sport", "news"], "decade": [1990]},
+                   features={"text": "Autumn sale"}),
+        AdFeatures("0", **CAMPAIGN, features={"text": "Autumn sale", "format": "video", "categories": ["sport", "news"],
+                                              "decade": 1990.0, "rare": "one"}),
+        AdFeatures("0", **CAMPAIGN, fields={"categories": ["sport", "news"], "decade": ["1990"]},
+                   features={"title": "Autumn sale", "format": ["video"]}),
+        AdFeatures("0", **CAMPAIGN, fields={"text": ["Autumn sale"], "format": ["video"]},
+                   features={"categories": ["sport", "news"], "decade": 1990}),
+        AdFeatures("0", features={"advertiser_id": "7", "campaign_id": ["70"], "format": "video", "decade": "1990",
+                                  "categories": ["sport", "news"], "text": ["Autumn sale"]}),
+    ],
+)  # fmt: skip
+def test_an_event_is_seen_as_the_parquet_row_that_says_the_same(tmp_path: Path, event: AdFeatures) -> None:
+    """Every label that the vocabulary has, and every word; `rare` is a column without a label, and no text either."""
+    rows = [ROW | {"item_id": str(i), "rare": f"only {i}"} for i in range(3)]
+    write_dataset(tmp_path, rows, [{"user_id": "u"}], [{"user_id": "u", "item_id": "0", "time": 0}])
+    data = read_dataset(tmp_path)
+    vocabularies = make_vocabularies(data, 64)
+    assert "campaign_id=70" in vocabularies.labels
+    trained, served = item_table(data.items[:1], vocabularies), item_table([event], vocabularies)
+    assert np.count_nonzero(trained.labels) == 6
+    for one, other in zip(trained, served, strict=True):
+        np.testing.assert_array_equal(one, other)
+    text, listed = (AdFeatures("0", features={"categories": value}) for value in ("sport", ["sport"]))
+    labels = item_table([text, listed], vocabularies).labels
+    assert labels[0].tolist() == labels[1].tolist()
+    assert labels.any()
 
 
 def test_vocabularies_do_not_depend_on_the_order_of_a_set(tmp_path: Path) -> None:

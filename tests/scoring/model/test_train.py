@@ -87,6 +87,16 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     assert load_run(data, tmp_path / "run").epoch == 1
 
 
+def test_training_that_goes_astray_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that are no numbers rank every target first: NDCG@10 alone would call it the best."""
+    trainer = Trainer(dataset(tmp_path), ARCHITECTURE, RECIPE, tmp_path / "run")
+    with torch.no_grad():
+        trainer.network.items.id.weight.fill_(float("nan"))
+    with pytest.raises(TrainingError, match="loss of epoch 1 is not a finite number"):
+        trainer.run(silent)
+    assert not (tmp_path / "run" / "best.safetensors").exists()
+
+
 def test_it_stops_where_validation_gets_no_better(tmp_path: Path) -> None:
     trainer = Trainer(dataset(tmp_path), ARCHITECTURE, changed(RECIPE, epochs=50, patience=2, learning_rate=0.0),
                       tmp_path / "run")  # fmt: skip

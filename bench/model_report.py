@@ -31,9 +31,8 @@ KINDS = {
 }
 SEEDS_WANTED = {"ml-100k": 5, "ml-1m": 3}
 WARNING = (
-    "Figures are of this harness alone. ML-1M here lacks the second-to-last item of most users, and ranking leaves out "
-    "what a user engaged with before: do not set them beside published tables. They say nothing of ads: no ads log "
-    "was used."
+    "Figures are of this harness alone. Ranking leaves out what a user engaged with before: do not set them beside "
+    "published tables."
 )
 
 
@@ -50,7 +49,7 @@ def write_report(results: Path, to: Path) -> None:
         WARNING,
         "",
     ]
-    notes = results / "notes.md"  # what a person says of the figures; the rest of the report is made of them alone
+    notes = results / "notes.md"  # what a person says of data, machine and figures; the rest is made of the files alone
     if notes.exists():
         lines += [notes.read_text(encoding="utf-8").strip(), ""]
     for data in sorted(runs):
@@ -97,8 +96,8 @@ def _machine(runs: Runs) -> Iterator[str]:
     machine = results[0]["machine"]
     first, last = (choose(result["machine"]["date"] for result in results) for choose in (min, max))
     yield (
-        f"{machine['processor']}, {machine['cores']} cores shared with other work, PyTorch "
-        f"{machine['packages'].get('torch', '?')} on one thread, {first[:16]} to {last[:16]} UTC. "
+        f"{machine['processor']}, {machine['cores']} cores, PyTorch "
+        f"{machine['packages'].get('torch', '?')}, {first[:16]} to {last[:16]} UTC. "
         f"{len(results[0]['ranks']):,} held-out engagements."
     )
 
@@ -125,7 +124,9 @@ def _table(runs: Runs) -> Iterator[str]:
     yield "Mean ± standard deviation over the seeds; FLOPs are counted from the formulas, not measured."
 
 
-def _spread(values: list[float]) -> str:
+def _spread(values: list[Any]) -> str:
+    if any(value is None for value in values):  # AUC by user, where no user had both
+        return "–"
     if len(values) < 2:
         return f"{values[0]:.4f}"
     return f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"

@@ -49,6 +49,8 @@ def test_from_data_to_a_model_and_a_report(
     report = Path("report.md").read_text()
     for said_of in ("| gate, routed | 1 |", "## Cold start", "Not run yet: Mixture-of-Logits", "| gate.json |"):
         assert said_of in report, said_of
+    for unsaid in ("ML-1M", "ads log", "shared with"):  # which the files do not say
+        assert unsaid not in report, unsaid
     assert Path("report/data.svg").read_text().startswith("<?xml")
 
 

@@ -164,3 +164,18 @@ def test_the_kernels_cache_is_where_the_volume_lies() -> None:
     cache = re.search(r"NUMBA_CACHE_DIR=(\S+)", environment)
     assert cache
     assert f"kernel-cache:{cache[1]}" in services()["mirach"]["volumes"]
+
+
+def test_the_readme_builds_the_image_with_a_model_by_arguments_that_there_are() -> None:
+    declared = {rest.partition("=")[0] for instruction, rest in dockerfile() if instruction == "ARG"}
+    said = re.findall(r"--build-arg (\w+)=(\S+)", (COMPOSE / "README.md").read_text(encoding="utf-8"))
+    assert {name for name, _ in said} == declared
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert dict(said)["EXTRAS"] in extras
+    install = next(rest for instruction, rest in dockerfile() if instruction == "RUN" and "pip install" in rest)
+    for name, value in said:
+        line = subprocess.run(  # as the shell of the image expands it
+            ["/bin/sh", "-c", f"printf '%s ' {install.partition('pip install')[2]}"], env={name: value},
+            capture_output=True, text=True, check=True,
+        ).stdout.split()  # fmt: skip
+        assert (f".[{value}]" if name == "EXTRAS" else value) in line

@@ -131,6 +131,21 @@ def test_ads_that_nobody_knows_have_vectors(exported: Path) -> None:
     assert np.abs(many - embedding[0]).max() < 1e-6
 
 
+def test_an_attribute_has_the_same_vector_wherever_an_event_says_it(exported: Path) -> None:
+    ads = [
+        AdFeatures("i1", "1", fields={"format": ["video"], "categories": ["c1"]}, features={"text": "word1 other1"}),
+        AdFeatures("i1", "1", features={"format": "video", "categories": "c1", "title": "word1 other1"}),
+        AdFeatures("i1", features={"format": ["video"], "categories": ["c1"], "advertiser_id": "1",
+                                   "text": ["word1", "other1"]}),
+        AdFeatures("i1", "1", features={"categories": "c1", "text": "word1 other1"}),
+    ]  # fmt: skip
+    embedding, gate = loaded(exported).ads(ads)
+    for vectors in (embedding, gate):
+        np.testing.assert_array_equal(vectors[0], vectors[1])
+        np.testing.assert_array_equal(vectors[0], vectors[2])
+        assert (vectors[0] != vectors[3]).any(), "the format says something"
+
+
 def test_what_a_request_lacks_or_the_model_does_not_know_is_no_error(exported: Path) -> None:
     model = loaded(exported)
     features: list[dict[str, Any]] = [

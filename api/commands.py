@@ -44,7 +44,8 @@ def produce_command(settings: Settings, arguments: argparse.Namespace) -> int:
 
     with as_user_errors(), lines_of(arguments.file, "producing") as lines:
         offsets = produce(lines, config, on_progress)
-    err.print(f"{delivered:,} {'event is' if delivered == 1 else 'events are'} in topic {settings.topic}; the last offsets by partition:")
+    events = "event is" if delivered == 1 else "events are"
+    err.print(f"{delivered:,} {events} in topic {settings.topic}; the last offsets by partition:")
     print(msgspec.json.encode({str(partition): offset for partition, offset in sorted(offsets.items())}).decode())
     return 0
 

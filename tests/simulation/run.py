@@ -81,6 +81,7 @@ def run_seed(seed: int, say: Callable[[str], None] = lambda _: None) -> Ran:
 
 
 def run_seeds(seeds: list[int]) -> list[Ran]:
+    gc.collect()  # or the services of earlier seeds, with their address space, would be kept for ever
     gc.freeze()  # what compilers keep: looking through it again and again takes a tenth of the time
     return [run_seed(seed) for seed in seeds]
 

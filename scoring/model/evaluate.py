@@ -32,7 +32,7 @@ from scoring.model.ranking import (
     ranking_metrics,
 )
 from scoring.model.sequences import make_impressions
-from scoring.model.train import Trainer, cold_items
+from scoring.model.train import Trainer, TrainingError, cold_items
 from scoring.user import User, pack
 
 NEGATIVES = 19  # beside each held-out engagement, where nothing is known of what was shown
@@ -117,6 +117,8 @@ def _drawn_beside(trainer: Trainer, split: int) -> Judged:
             items = np.concatenate([[sequences.item[position] - FIRST_ITEM], drawn])
             logits.append(part[row].cpu().numpy()[items])
             engaged.append(np.arange(len(items)) == 0)
+    if all(each.all() for each in engaged):
+        raise TrainingError("every user held out has engaged with the whole catalogue: nothing is left to judge by")
     group = np.repeat(np.arange(len(engaged)), [len(each) for each in engaged])
     return Judged(np.concatenate(logits).astype(np.float64), np.concatenate(engaged), group)
 

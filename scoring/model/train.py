@@ -42,6 +42,7 @@ RANKER_POSITIONS = 128  # of a batch, that the ranker is trained on: each of its
 RANKER_NEGATIVES = 64
 VALIDATION_TARGETS_MAX = 1000
 VALIDATION_IMPRESSIONS_MAX = 10_000
+STATE = ("epoch", "step", "best_epoch", "best", "seconds", "curve", "random")  # of run.json, to go on from
 MAY_CHANGE = ("epochs", "minutes", "patience")  # of the recipe, where a run goes on
 
 Json = dict[str, Any]
@@ -276,7 +277,7 @@ class Trainer:
                 raise TrainingError(f"{self.folder} holds no trained run: {name} is missing")
         held = read_state(self.folder)
         for mine, kind in ((self.architecture, Architecture), (self.recipe, Recipe)):
-            other = msgspec.convert(held[kind.__name__.lower()], kind)
+            other = held[kind.__name__.lower()]
             names = [name for name in kind.__struct_fields__ if getattr(mine, name) != getattr(other, name)]
             changed = [name for name in names if name not in MAY_CHANGE]
             if changed:
@@ -323,21 +324,25 @@ def use_threads(count: int) -> None:
 def load_run(dataset: Dataset, folder: Path) -> Trainer:
     """A trained run with its best weights. Raises TrainingError."""
     held, best = read_state(folder), read_weights(folder / "best.safetensors")
-    architecture = msgspec.convert(held["architecture"], Architecture)
-    trainer = Trainer(dataset, architecture, msgspec.convert(held["recipe"], Recipe), folder)
+    trainer = Trainer(dataset, held["architecture"], held["recipe"], folder)
     trainer.resume()
     trainer.network.load_state_dict(best)
     return trainer
 
 
 def read_state(folder: Path) -> Json:
-    """run.json. Raises TrainingError."""
+    """run.json, the architecture and the recipe in it as such. Raises TrainingError."""
     try:
         state: Json = msgspec.json.decode((folder / "run.json").read_bytes(), type=dict[str, Any])
+        for name, kind in (("architecture", Architecture), ("recipe", Recipe)):
+            state[name] = msgspec.convert(state.get(name), kind)
     except OSError as error:
         raise TrainingError(f"{folder} holds no trained run: run.json cannot be read: {error.strerror}") from None
     except msgspec.MsgspecError as error:
         raise TrainingError(f"{folder / 'run.json'} is damaged: {error}") from None
+    missing = [name for name in STATE if name not in state]
+    if missing:
+        raise TrainingError(f"{folder / 'run.json'} is damaged: it has no {missing[0]}")
     return state
 
 

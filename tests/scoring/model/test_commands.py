@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,8 +93,13 @@ def test_what_is_wrong_is_said_in_a_line(
     for arguments in (["evaluate", "run", "data"], ["train", "data", "--run", "run", *SETTINGS, "--resume"]):
         assert main(arguments) == 2, arguments
         assert "best.safetensors is missing" in capsys.readouterr().err
-    Path("run/run.json").write_text("{")
-    assert main(["evaluate", "run", "data"]) == 2
+    shutil.copy("run/last.safetensors", "run/best.safetensors")
+    state = json.loads(Path("run/run.json").read_text())
+    del state["curve"]
+    for text in ("{", "{}", json.dumps(state)):
+        Path("run/run.json").write_text(text)
+        assert main(["evaluate", "run", "data"]) == 2
+        assert "run.json is damaged" in capsys.readouterr().err
 
 
 def test_a_click_log_without_splits_trains_well(

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch comes with the extra `model`")
 
 from scoring.model.config import Architecture, Recipe
-from scoring.model.data import TEST
+from scoring.model.data import TEST, read_dataset, write_dataset
+from scoring.model.evaluate import evaluate
 from scoring.model.features import FIRST_ITEM, NO_ITEM
 from scoring.model.network import table_rows
 from scoring.model.ranking import all_logits, encode_catalogue, encode_users, rank_targets, ranking_metrics
@@ -85,6 +86,14 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="holds no trained run"):
         load_run(data, tmp_path / "nowhere")
     assert load_run(data, tmp_path / "run").epoch == 1
+
+
+def test_users_who_engaged_with_all_there_is_leave_nothing_to_judge_by(tmp_path: Path) -> None:
+    shown = [{"user_id": user, "item_id": item, "time": time} for user in "uv" for time, item in enumerate("abc")]
+    write_dataset(tmp_path, [{"item_id": item} for item in "abc"], [{"user_id": user} for user in "uv"], shown)
+    data = read_dataset(tmp_path)
+    with pytest.raises(TrainingError, match="nothing is left to judge by"):
+        evaluate(Trainer(data, ARCHITECTURE, RECIPE, tmp_path / "run"), data)
 
 
 def test_training_that_goes_astray_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,10 @@ class _Pipeline:
         words = self.bench.device.download(self.mask.at(0, min(self.slots // 32, 1 << 20)))
         return float(np.bitwise_count(words).sum() / (32 * len(words)))
 
+    def report(self, took: dict[str, Any]) -> dict[str, Any]:
+        share = self.eligible_share()
+        return {"slots": self.slots, "ads_s": self.slots / took["median_s"], "eligible_share": share, **took}
+
 
 @step
 def match_and_expand_30_ads_a_targeting(bench: Bench) -> dict[str, Any]:
@@ -143,25 +147,13 @@ def match_and_expand_30_ads_a_targeting(bench: Bench) -> dict[str, Any]:
         _match(bench, whole.rows, whole.matched)
         whole.expand()
 
-    took = bench.time(run)
-    return {
-        "slots": whole.slots,
-        "ads_s": whole.slots / took["median_s"],
-        "eligible_share": whole.eligible_share(),
-        **took,
-    }
+    return whole.report(bench.time(run))
 
 
 @step
 def whole_pipeline(bench: Bench) -> dict[str, Any]:
     whole = _Pipeline(bench)
-    took = bench.time(whole.run)
-    return {
-        "slots": whole.slots,
-        "ads_s": whole.slots / took["median_s"],
-        "eligible_share": whole.eligible_share(),
-        **took,
-    }
+    return whole.report(bench.time(whole.run))
 
 
 @step

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from kernels.cuda.types import Device, DeviceArray, DeviceColumns, PagedColumn, TopK, TopKJob, UserVectors
 from kernels.precision import Precision, dequantise, quantise_rows, row_width, storage_dtype
-from kernels.score import ScoreColumns, int16_max
+from kernels.score import ScoreColumns
+from tests.int16 import as_int16
 
 PAGE_SLOTS_LOG2 = 13
 
@@ -107,13 +108,7 @@ def served(user: UserVectors, precision: Precision) -> UserVectors:
     """The user as packed for this precision: rounded to int16 with a scale for each vector where ads are int8."""
     if precision is not Precision.INT8:
         return user
-
-    def rounded(vectors: NDArray[np.float32]) -> Any:
-        wide = vectors.astype(np.float64)
-        scale = np.abs(wide).max(axis=1, keepdims=True) / int16_max(vectors.shape[1])
-        return np.rint(wide / np.where(scale > 0, scale, 1)) * scale
-
-    return user._replace(experts=rounded(user.experts), gates=rounded(user.gates))
+    return user._replace(experts=as_int16(user.experts), gates=as_int16(user.gates))
 
 
 def vectors_of(ads: Ads) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -33,6 +33,7 @@ from kernels.score import (
 )
 from scoring.reference import ScoreParts, score_parts, score_reference, sigmoid
 from scoring.user import User, pack
+from tests.int16 import as_int16
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL_PRECISIONS = pytest.mark.parametrize("precision", list(Precision))
@@ -56,13 +57,7 @@ def served(user: User, precision: Precision) -> User:
     """The user as packed for this precision: rounded to int16 with a scale for each vector where ads are int8."""
     if precision is not Precision.INT8:
         return user
-
-    def rounded(vectors: NDArray[np.float32]) -> Any:
-        wide = vectors.astype(np.float64)
-        scale = np.abs(wide).max(axis=1, keepdims=True) / int16_max(vectors.shape[1])
-        return np.rint(wide / np.where(scale > 0, scale, 1)) * scale
-
-    return msgspec.structs.replace(user, experts=rounded(user.experts), gates=rounded(user.gates))
+    return msgspec.structs.replace(user, experts=as_int16(user.experts), gates=as_int16(user.gates))
 
 
 def reference(user: User, columns: ScoreColumns, precision: Precision) -> ScoreParts:

@@ -27,7 +27,7 @@ SECURITY_HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-OUR_FILES = ("console.css", "console.js", "dom.js", "explain.js", "figures.js", "docs.js", "icon.svg")
+OUR_FILES = ("console.css", "console.js", "dom.js", "explain.js", "figures.js", "panels.js", "docs.js", "icon.svg")
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 

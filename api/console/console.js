@@ -1,8 +1,9 @@
-// The console: live figures, a form to try a request, and a form that asks why an ad is not in its answer.
+// The console: live figures, what an operator may ask for beside them, a form to try a request, and a form that asks why
+// an ad is not in its answer.
 
 import { ask, byId, element, problemText, setToken, table, token } from "./dom.js";
 import { explanation } from "./explain.js";
-import { watch } from "./figures.js";
+import { lookAtSnapshots, watch } from "./figures.js";
 
 const EXAMPLES = {
   "a user": { attributes: { "geo.country": "US", age: 34, audience: ["a1", "a2"] }, timezone: "America/New_York", k: 10 },
@@ -101,6 +102,23 @@ async function explain() {
   state.textContent = "";
 }
 
+// What an operator asks for: a request of an admin route, and under the form what came of it.
+async function act(event, address, body, done) {
+  event.preventDefault();
+  const [button, state] = [event.target.querySelector("button"), byId(event.target.id.replace("-form", "-state"))];
+  button.disabled = true;
+  state.replaceChildren(element("p", { class: "quiet" }, "asked…"));
+  try {
+    const response = await ask(address, { body: JSON.stringify(body), admin: true });
+    const answer = await response.json();
+    state.replaceChildren(response.ok ? element("p", { class: "quiet" }, done(answer)) : problemText(answer));
+  } catch (error) {
+    state.replaceChildren(problemText({ title: "the service cannot be reached", detail: String(error) }));
+  }
+  button.disabled = false;
+  lookAtSnapshots();
+}
+
 function onUnauthorized(refused) {
   const notice = byId("notice");
   notice.hidden = !refused;
@@ -112,6 +130,10 @@ byId("example").append(...Object.keys(EXAMPLES).map((name) => element("option", 
 byId("example").addEventListener("change", showExample);
 byId("request-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
 byId("why-form").addEventListener("submit", (event) => { event.preventDefault(); explain(); });
+byId("switch-form").addEventListener("submit", (event) =>
+  act(event, "/v1/admin/model", { path: byId("model-path").value.trim() }, () => "The switch has begun; how far it is stands above."));
+byId("snapshot-form").addEventListener("submit", (event) =>
+  act(event, "/v1/admin/snapshots", {}, (snapshot) => `Number ${snapshot.sequence} is written.`));
 byId("body").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); send(); }
 });

@@ -1,13 +1,17 @@
-// The live figures: polled, turned into rates, drawn as tiles with a line of the last minutes.
+// The live figures: polled, turned into rates, drawn as tiles with a line of the last minutes. The panels below them are
+// in panels.js.
 
-import { ask, bytes, byId, element, milliseconds, short, table, whole } from "./dom.js";
+import { ask, bytes, byId, element, milliseconds, short, whole } from "./dom.js";
+import { drawIndex, drawIngest, drawModel, drawSnapshots } from "./panels.js";
 
 const EVERY_MS = 2000;
+const SNAPSHOTS_EVERY = 5; // rounds: the service looks at its disk for them
 const KEPT = 150; // samples of a line: five minutes
 const RETRIEVAL = /^\/v1\/retrieve/;
 
 const histories = new Map();
 let before = null;
+let rounds = 0;
 
 function spark(name, value) {
   const history = histories.get(name) || [];
@@ -104,72 +108,6 @@ function drawTiles(index, ingest, http, seconds) {
   );
 }
 
-function drawIngest(ingest) {
-  const marks = [...Object.entries(ingest.problems).map(([what, detail]) => `${what}: ${detail}`),
-    ...ingest.gaps.map((gap) => `gap: ${gap.detail}`)];
-  const problems = marks.map((text) => element("p", { class: "notice" }, text));
-  const partitions = Object.entries(ingest.partitions).map(([number, state]) =>
-    [number, whole(state.position), whole(Math.max(state.end, state.position)), whole(state.lag), state.held ? "held" : ""]);
-  const outcomes = Object.entries(ingest.outcomes).filter(([, count]) => count).map(([name, count]) =>
-    [name.replaceAll("_", " "), whole(count)]);
-  const faults = Object.entries(ingest.faults).map(([code, count]) => [element("code", {}, code), whole(count)]);
-  byId("ingest").replaceChildren(...problems,
-    element("p", { class: "quiet" }, "Topic ", element("code", {}, ingest.topic)),
-    table(["Partition", "#Position", "#End", "#Lag", ""], partitions),
-    element("h3", {}, "What became of the events"), table(["Outcome", "#Events"], outcomes),
-    ...(faults.length ? [element("h3", {}, "Bad events by code"), table(["Code", "#Events"], faults)] : []));
-}
-
-function bars(parts, shown) {
-  const high = Math.max(...parts.map(([, , share]) => share), 1e-9);
-  const made = element("div", { class: "bars" });
-  for (const [name, value, share] of parts) {
-    const fill = element("span");
-    fill.style.width = `${Math.max(0, Math.min(100, (share / (shown || high)) * 100))}%`;
-    made.append(element("span", {}, name), element("span", { class: "bar" }, fill), element("span", { class: "number" }, value));
-  }
-  return made;
-}
-
-function drawIndex(index) {
-  const memory = Object.entries(index.memory_bytes).filter(([, size]) => size).sort((a, b) => b[1] - a[1])
-    .map(([part, size]) => [part.replaceAll("_", " "), bytes(size), size]);
-  const used = [["ads", index.ads], ["targetings", index.targetings], ["terms", index.terms],
-    ["expired_versions", index.expired_versions]].map(([name, count]) =>
-    [name.replaceAll("_", " "), `${short(count)} of ${short(index.capacity[name])}`, count / index.capacity[name]]);
-  byId("index").replaceChildren(
-    element("p", { class: "quiet" }, `${index.precision}, D = ${index.dim}, G = ${index.gate_dim}, on ${index.device}; `
-      + `${whole(index.terms)} attribute values, ${whole(index.rows)} with a row of bits, ${whole(index.lists)} with a list; `
-      + `${whole(index.zero_embeddings)} ads without a vector`),
-    element("h3", {}, "Memory by part"), bars(memory),
-    element("h3", {}, "Capacity used"), bars(used, 1));
-}
-
-function drawModel(model) {
-  const { active, switching, last_failure: failure, user_towers: users, ad_tower: ads } = model;
-  const parts = [element("p", {}, active
-    ? `${active.name}, fingerprint ${active.fingerprint}: D = ${active.dim}, G = ${active.gate_dim}, E = ${active.experts}`
-    : "None: ads and requests bring their own vectors.")];
-  if (active && active.path !== model.at_next_start) {
-    parts.push(element("p", { class: "notice" }, `The setting model says ${model.at_next_start ?? "none"}: the next start takes that one.`));
-  }
-  if (switching) {
-    const to = switching.model ? switching.model.name : switching.path;
-    parts.push(element("p", {}, `Switching to ${to}: ${switching.step}, ${whole(switching.embedded)} ads embedded of ${whole(switching.ads)}, `
-      + `${whole(switching.passes)} passes, ${switching.seconds.toFixed(0)} s`),
-    bars([["ads", `${whole(switching.embedded)} of ${whole(switching.ads)}`, switching.embedded / Math.max(1, switching.ads)]], 1));
-  }
-  if (failure) parts.push(element("p", { class: "notice" }, `The last switch, to ${failure.path}, failed at ${failure.at}: ${failure.reason}`));
-  if (active) {
-    const each = (seconds, count) => (count ? milliseconds((seconds / count) * 1000) : "–");
-    parts.push(table(["Towers", "#Asked for", "#Batches", "#Per batch", "#Time of a batch"], [
-      ["users", whole(users.users), whole(users.batches), users.batches ? (users.users / users.batches).toFixed(1) : "–", each(users.seconds, users.batches)],
-      ["ads", whole(ads.ads), whole(ads.batches), ads.batches ? (ads.ads / ads.batches).toFixed(1) : "–", each(ads.seconds, ads.batches)],
-    ]));
-  }
-  byId("model").replaceChildren(...parts);
-}
-
 function say(state, words, kind) {
   const badge = byId("state");
   if (badge.textContent !== words) badge.textContent = words;
@@ -184,22 +122,33 @@ async function drawState() {
   return say(false, `not ready: ${body.detail}`, "warn");
 }
 
+const admin = (name) => ask(`/v1/admin/${name}`, { admin: true });
+const json = (response) => (response?.ok ? response.json() : null);
+
 async function round(onUnauthorized) {
   await drawState();
-  const [index, ingest, model, metrics] = await Promise.all([
-    ask("/v1/admin/index", { admin: true }), ask("/v1/admin/ingest", { admin: true }), ask("/v1/admin/model", { admin: true }),
-    ask("/metrics")]);
-  onUnauthorized(index.status === 401);
-  const text = await metrics.text();
+  const asked = [admin("index"), admin("ingest"), admin("model"), ask("/metrics")];
+  if (rounds % SNAPSHOTS_EVERY === 0) asked.push(admin("snapshots"));
+  rounds += 1;
+  const responses = await Promise.all(asked);
+  onUnauthorized(responses[0].status === 401);
+  const text = await responses.splice(3, 1)[0].text();
   const build = samples(text, "mirach_build")[0]?.[1];
   if (build) byId("build").textContent = `${build.version} · ${build.backend} · ${build.precision}`;
-  if (!index.ok || !ingest.ok) return;
-  const now = { at: performance.now(), index: await index.json(), ingest: await ingest.json(), http: retrievalFigures(text) };
-  drawTiles(now.index, now.ingest, now.http, before ? (now.at - before.at) / 1000 : 1);
-  drawIngest(now.ingest);
-  drawIndex(now.index);
-  if (model.ok) drawModel(await model.json());
+  const [index, ingest, model, snapshots] = await Promise.all(responses.map(json));
+  if (model) drawModel(model);
+  if (snapshots) drawSnapshots(snapshots);
+  if (!index || !ingest) return;
+  const now = { at: performance.now(), index, ingest, http: retrievalFigures(text) };
+  drawTiles(index, ingest, now.http, before ? (now.at - before.at) / 1000 : 1);
+  drawIngest(ingest);
+  drawIndex(index);
   before = now;
+}
+
+// The next round looks at the snapshots too.
+export function lookAtSnapshots() {
+  rounds = 0;
 }
 
 // Polls for as long as the page is open; not while nobody sees it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,19 @@ def test_pages_come_from_the_package_and_reach_for_nothing_outside(service: Runn
         assert "https://" not in page.text
         for name in [part.split('"')[0] for part in page.text.split('"/pages/')[1:]]:
             assert service.get(f"/pages/{name}").status_code == 200, name
+
+
+def test_the_console_reads_what_the_routes_answer(start: Start) -> None:
+    """Its scripts import each other from the package, and name nothing of an answer that is not in it."""
+    running = start()
+    scripts = {name: running.get(f"/pages/{name}").text for name in ("console.js", "figures.js", "panels.js")}
+    for script in scripts.values():
+        for name in re.findall(r'from "\./([^"]+)"', script):
+            assert running.get(f"/pages/{name}").status_code == 200, name
+    for route in ("index", "ingest", "model", "snapshots"):
+        read = set(re.findall(rf"(?<![.\w]){route}\.(\w+)", scripts["figures.js"] + scripts["panels.js"]))
+        assert read
+        assert read <= running.get(f"/v1/admin/{route}").json().keys()
 
 
 def test_pages_can_be_switched_off(start: Start) -> None:

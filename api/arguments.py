@@ -75,7 +75,7 @@ COMMANDS = {
     ),
     "check": Command(
         "validates events and targeting offline and says what is wrong and where",
-        ("schema", "places", "dim", "gate_dim"),
+        ("schema", "places", "model", "dim", "gate_dim"),
         (
             file("one JSON object a line"),
             Argument(

@@ -70,7 +70,7 @@ def run(given: Sequence[str]) -> int:
         return snapshot_command(loaded.settings, arguments)
     from api.commands import COMMANDS
 
-    return COMMANDS[arguments.command](loaded.settings, arguments)
+    return COMMANDS[arguments.command](loaded, arguments)
 
 
 def use_threads(loaded: Loaded) -> None:

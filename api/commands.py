@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from api.config import Settings, UserError
+from api.config import Loaded, UserError
 from api.user_errors import as_user_errors
 from gpu_index.schema import Schema
 from ingest.check import Checker, Form, Summary
@@ -31,8 +31,9 @@ err = Console(stderr=True, highlight=False)
 Json = dict[str, Any]
 
 
-def produce_command(settings: Settings, arguments: argparse.Namespace) -> int:
+def produce_command(loaded: Loaded, arguments: argparse.Namespace) -> int:
     """`mirach produce FILE`: the last offsets go to standard output, as a request's `min_offsets` takes them."""
+    settings = loaded.settings
     config = IngestConfig(
         bootstrap_servers=settings.kafka_bootstrap_servers, topic=settings.topic, properties=settings.kafka
     )
@@ -50,11 +51,11 @@ def produce_command(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def retrieve_command(settings: Settings, arguments: argparse.Namespace) -> int:
+def retrieve_command(loaded: Loaded, arguments: argparse.Namespace) -> int:
     """`mirach retrieve FILE`: a JSON list is sent as a batch."""
     with opened(arguments.file) as file:
         body = file.read()
-    base = (arguments.url or f"http://127.0.0.1:{settings.port}").rstrip("/")
+    base = (arguments.url or f"http://127.0.0.1:{loaded.settings.port}").rstrip("/")
     route = "/v1/retrieve"
     if arguments.openrtb:
         route += "/openrtb"
@@ -106,9 +107,14 @@ def answer_table(answer: Json) -> Table:
     return table
 
 
-def check_command(settings: Settings, arguments: argparse.Namespace) -> int:
-    """`mirach check FILE`: a line for each finding, then what they have in common. -> 1 if there are any"""
+def check_command(loaded: Loaded, arguments: argparse.Namespace) -> int:
+    """`mirach check FILE`: a line for each finding, then what they have in common. -> 1 if a line is bad"""
     with as_user_errors():
+        if loaded.settings.model is not None:
+            from api.shared_model import with_model  # and with it PyTorch
+
+            loaded, _ = with_model(loaded)
+        settings = loaded.settings
         places = None if settings.places is None else Places.load(settings.places)
         form = None if arguments.form is None else Form(arguments.form)
         schema = Schema.load(settings.schema)
@@ -116,24 +122,27 @@ def check_command(settings: Settings, arguments: argparse.Namespace) -> int:
     with lines_of(arguments.file, "checking") as lines:
         for finding in checker.check(lines):
             place = f" {finding.path}:" if finding.path else ""
-            print(f"line {finding.line}:{place} {finding.detail} [{finding.code}]")
+            warning = " warning:" if finding.warning else ""
+            print(f"line {finding.line}:{warning}{place} {finding.detail} [{finding.code}]")
     print_summary(checker.summary)
     return EXIT_FINDINGS if checker.summary.bad else 0
 
 
 def print_summary(summary: Summary) -> None:
     good = ", ".join(f"{count:,} {kind}" for kind, count in sorted(summary.kinds.items())) or "none"
-    err.print(f"{summary.lines:,} lines: good {summary.good:,} ({good}), bad {summary.bad:,}")
-    if not summary.reasons:
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("bad", justify="right")
-    for name in ("code", "at", "for example"):
-        table.add_column(name)
-    for reason, count in summary.reasons.most_common():
-        example = summary.examples[reason]
-        table.add_row(f"{count:,}", reason.code, reason.path or "–", f"line {example.line}: {example.detail}")
-    err.print(table)
+    warned = f", warnings {summary.warnings.total():,}" if summary.warnings else ""
+    err.print(f"{summary.lines:,} lines: good {summary.good:,} ({good}), bad {summary.bad:,}{warned}")
+    for name, reasons in (("bad", summary.reasons), ("warnings", summary.warnings)):
+        if not reasons:
+            continue
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column(name, justify="right")
+        for heading in ("code", "at", "for example"):
+            table.add_column(heading)
+        for reason, count in reasons.most_common():
+            example = summary.examples[reason]
+            table.add_row(f"{count:,}", reason.code, reason.path or "–", f"line {example.line}: {example.detail}")
+        err.print(table)
 
 
 @contextmanager
@@ -176,7 +185,7 @@ def counted(file: IO[bytes], advance: Callable[[int], None]) -> Iterator[bytes]:
     advance(waiting)
 
 
-COMMANDS: dict[str, Callable[[Settings, argparse.Namespace], int]] = {
+COMMANDS: dict[str, Callable[[Loaded, argparse.Namespace], int]] = {
     "produce": produce_command,
     "retrieve": retrieve_command,
     "check": check_command,

@@ -35,7 +35,7 @@ from api.logs import set_up_logs
 from api.models import Models
 from api.requests import RequestParser
 from api.service import Service
-from api.shared_model import SharedModel, check_widths, load_shared, of_model
+from api.shared_model import SharedModel, with_model
 from api.snapshots import Snapshots
 from api.towers import UserTowers
 from api.user_errors import as_user_errors
@@ -133,18 +133,6 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
     )  # fmt: skip
     models.on_switch, models.set_widths = service.take_model, decoder.set_widths
     return Process(service, engine, ingest, stage, snapshots, create_app(service), listener)
-
-
-def with_model(loaded: Loaded) -> tuple[Loaded, SharedModel | None]:
-    """The settings, with the model's widths where there is a model, and the model. Raises ModelError, ConfigError."""
-    if loaded.settings.model is None:
-        return loaded, None
-    model = load_shared(loaded.settings.model)
-    check_widths(loaded, model)
-    log.info(
-        "model %s (%s): D = %d, G = %d, E = %d", model.name, model.fingerprint, model.dim, model.gate_dim, model.experts
-    )
-    return of_model(loaded, model, f"model {loaded.settings.model}"), model
 
 
 def new_index(settings: Settings, schema: Schema, model: SharedModel | None, backend: Backend = CPU) -> Index:

@@ -3,6 +3,7 @@ is loaded and agrees with the settings."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ WIDTHS = {"dim": 4096, "gate_dim": 4096, "experts": EXPERTS_MAX}  # settings tha
 NEW_AD = AdFeatures("a new ad")  # what a model is asked for when it is loaded
 
 LoadModel = Callable[[Path], Model]
+log = logging.getLogger("mirach.model")
 
 
 class SharedModel:
@@ -76,6 +78,18 @@ def load_shared(path: Path, load: LoadModel = load_model) -> SharedModel:
     if made != ((model.dim,), (model.gate_dim,), (1, model.dim), (1, model.gate_dim)):
         raise ModelError(f"the model in {path} makes vectors of other widths than it says: {made}; export it again")
     return SharedModel(model)
+
+
+def with_model(loaded: Loaded) -> tuple[Loaded, SharedModel | None]:
+    """The settings, with the model's widths where there is a model, and the model. Raises ModelError, ConfigError."""
+    if loaded.settings.model is None:
+        return loaded, None
+    model = load_shared(loaded.settings.model)
+    check_widths(loaded, model)
+    log.info(
+        "model %s (%s): D = %d, G = %d, E = %d", model.name, model.fingerprint, model.dim, model.gate_dim, model.experts
+    )
+    return of_model(loaded, model, f"model {loaded.settings.model}"), model
 
 
 def of_model(loaded: Loaded, model: SharedModel, source: str) -> Loaded:

@@ -6,7 +6,8 @@ A file has lines of one form, told by its first line that is a JSON object unles
 2. targeting: an expression, or an object with one in `targeting`;
 3. meta: a Meta targeting spec, or an object with one in `targeting_meta` or `targeting`.
 
-Events are checked each for itself: whether a modify's ad exists only the index knows.
+Events are checked each for itself: whether a modify's ad exists only the index knows. A good line may have warnings:
+parts of its targeting that are accepted as they stand and hold for no value, such as a range from 40 to 18.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from gpu_index.events import EventKind
+from gpu_index.events import EventKind, ParsedTargeting
 from gpu_index.invalid_input import InvalidInput, shown
 from gpu_index.json_input import decode_json
-from gpu_index.schema import Schema
-from gpu_index.targeting import parse_expression
+from gpu_index.schema import Attribute, Kind, Schema
+from gpu_index.targeting import All, Any_, Between, Expression, In, Not, parse_expression
 from ingest.decode import Decoder
 from ingest.envelope import read_envelope
 from ingest.meta import compile_meta
@@ -32,6 +33,7 @@ from ingest.meta_fields import FIELDS
 from ingest.places import Places
 
 NODE_KEYS = ("all", "any", "not", "attr")
+MATCHES_NOTHING = "matches_nothing"  # the code of a warning
 # A path in front of a sentence, as InvalidInput writes the two: ad.targeting.all[0].in[2]: …
 _STEP = r'(?:[A-Za-z_][A-Za-z0-9_]*|"(?:[^"\\]|\\.)*")'
 _PATH = re.compile(rf"({_STEP}(?:\.{_STEP}|\[[0-9]+\])*): ")
@@ -45,12 +47,13 @@ class Form(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What is wrong with one line."""
+    """What is wrong with one line, or may not be meant as it stands."""
 
     line: int  # from 1
     path: str  # empty: the whole line
     code: str  # as of dead letters: ingest/faults.py
     detail: str  # a sentence for a person
+    warning: bool = False  # the line is good
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -58,6 +61,15 @@ class Reason(msgspec.Struct, frozen=True):
 
     code: str
     path: str
+
+
+class Good(msgspec.Struct, frozen=True):
+    """What a line is that has no fault."""
+
+    kind: str  # event type or form
+    targeting: Expression
+    path: str  # of the targeting
+    compiled: bool = False  # of a Meta spec
 
 
 class Summary(msgspec.Struct):
@@ -68,6 +80,7 @@ class Summary(msgspec.Struct):
     lines: int = 0  # that are not blank
     kinds: Counter[str] = msgspec.field(default_factory=Counter)  # of good lines, by event type or form
     reasons: Counter[Reason] = msgspec.field(default_factory=Counter)  # of bad lines
+    warnings: Counter[Reason] = msgspec.field(default_factory=Counter)  # of good ones
     examples: dict[Reason, Finding] = {}  # the first of each
 
     @property
@@ -92,42 +105,52 @@ class Checker:
         self.summary = Summary(form)
 
     def check(self, lines: Iterable[bytes]) -> Iterator[Finding]:
-        """The findings, at most one a line, in the lines' order. Blank lines are passed over."""
+        """The findings in the lines' order: one of a bad line, any number of warnings of a good one. Blank lines are
+        passed over."""
         for number, line in enumerate(lines, start=1):
             raw = line.strip()
             if not raw:
                 continue
             self.summary.lines += 1
             try:
-                kind = self._kind_of_good(raw, number)
+                good = self._read(raw, number)
             except InvalidInput as fault:
                 yield self._found(Finding(number, fault.path, fault.code, fault.detail))
-            else:
-                self.summary.kinds[kind] += 1
+                continue
+            self.summary.kinds[good.kind] += 1
+            for place, detail in never_true(good.targeting, self._schema.attribute_list):
+                if good.compiled:  # its paths are not those of the spec
+                    path, detail = good.path, f"compiled, at {place}: {detail}"
+                else:
+                    path = _joined(good.path, place)
+                yield self._found(Finding(number, path, MATCHES_NOTHING, detail, warning=True))
 
-    def _kind_of_good(self, raw: bytes, number: int) -> str:
-        """What a line is that has no fault. Raises InvalidInput."""
+    def _read(self, raw: bytes, number: int) -> Good:
+        """Raises InvalidInput."""
         summary = self.summary
         if summary.form is Form.EVENTS:
-            return self._check_event(raw, number)
+            return self._read_event(raw, number)
         value = decode_json(raw)
         if summary.form is None:
             if not isinstance(value, dict):
                 raise InvalidInput("", f"an object is needed, not {shown(value)}", "wrong_type")
             summary.form, summary.form_line = form_of(value), number
-            return self._kind_of_good(raw, number)
+            return self._read(raw, number)
         if summary.form is Form.TARGETING:
-            expression, path = _inside(value, ("targeting",))
-            parse_expression(expression, self._schema.attributes, path=path)
-        else:
-            self._check_meta(*_inside(value, ("targeting_meta", "targeting")))
-        return summary.form
+            inner, path = _inside(value, ("targeting",))
+            return Good(summary.form, parse_expression(inner, self._schema.attributes, path=path), path)
+        inner, path = _inside(value, ("targeting_meta", "targeting"))
+        return Good(summary.form, self._read_meta(inner, path), path, compiled=True)
 
-    def _check_event(self, raw: bytes, number: int) -> str:
+    def _read_event(self, raw: bytes, number: int) -> Good:
         key = read_envelope(raw).ad_id.encode()
         event = self._decoder.decode(key, raw, partition=0, offset=number, timestamp_ms=0)
         if event.kind is not EventKind.BAD:
-            return str(event.kind.value)
+            targeting = event.patch.targeting if event.patch is not None else None
+            if not isinstance(targeting, ParsedTargeting):
+                return Good(str(event.kind.value), All(()), "")
+            name = "targeting_meta" if targeting.from_meta else "targeting"
+            return Good(str(event.kind.value), targeting.expression, f"ad.{name}", targeting.from_meta)
         assert event.fault is not None
         detail = event.fault.detail
         path = _PATH.match(detail)
@@ -135,22 +158,69 @@ class Checker:
             raise InvalidInput("", detail, event.fault.code)
         raise InvalidInput(path[1], detail[path.end() :], event.fault.code)
 
-    def _check_meta(self, spec: object, path: str) -> None:
+    def _read_meta(self, spec: object, path: str) -> Expression:
         try:
             compiled = self._compile_meta(spec)
         except InvalidInput as fault:
             fault.under(path)
             raise
         try:
-            parse_expression(compiled, self._schema.attributes, path="")
+            return parse_expression(compiled, self._schema.attributes, path="")
         except InvalidInput as fault:  # of the compiled expression, whose paths are not those of the spec
             raise InvalidInput(path, f"compiled, at {fault.path or 'its root'}: {fault.detail}", fault.code) from None
 
     def _found(self, finding: Finding) -> Finding:
         reason = Reason(finding.code, _POSITION.sub("[]", finding.path))
-        self.summary.reasons[reason] += 1
+        (self.summary.warnings if finding.warning else self.summary.reasons)[reason] += 1
         self.summary.examples.setdefault(reason, finding)
         return finding
+
+
+def never_true(expression: Expression, attributes: Sequence[Attribute], path: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves that are true for no value that a request may carry: where each is, and why."""
+    match expression:
+        case All(children) | Any_(children):
+            name = "all" if isinstance(expression, All) else "any"
+            for place, child in enumerate(children):
+                yield from never_true(child, attributes, _joined(path, f"{name}[{place}]"))
+        case Not(child):
+            yield from never_true(child, attributes, _joined(path, "not"))
+        case In(attribute, values):
+            if (why := _no_value(values, attributes[attribute])) is not None:
+                yield _joined(path, "in"), why
+        case Between(attribute, low, high):
+            if (why := _empty_range(low, high, attributes[attribute])) is not None:
+                yield _joined(path, "between"), why
+
+
+def _no_value(values: Sequence[Any], attribute: Attribute) -> str | None:
+    if not values:
+        return "an empty list holds for no value"
+    if attribute.kind is not Kind.INTEGER or not all(_empty_range(value, value, attribute) for value in values):
+        return None
+    return f"holds for no value of {attribute.name}, {_declared(attribute)}"
+
+
+def _empty_range(low: Any, high: Any, attribute: Attribute) -> str | None:
+    """Why no value of the attribute lies between these bounds, if none does."""
+    if low is not None and high is not None and low > high:
+        return "holds for no value: the lower bound is above the upper one"
+    least, most = attribute.minimum, attribute.maximum
+    if (low is not None and most is not None and low > most) or (
+        high is not None and least is not None and high < least
+    ):
+        return f"holds for no value of {attribute.name}, {_declared(attribute)}"
+    return None
+
+
+def _declared(attribute: Attribute) -> str:
+    bounds = (("at least", attribute.minimum), ("at most", attribute.maximum))
+    words = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+    return f"which is {words} by the schema{' (what is beyond counts as the nearest)' if attribute.clamp else ''}"
+
+
+def _joined(path: str, more: str) -> str:
+    return f"{path}.{more}" if path and more else path or more
 
 
 def form_of(value: dict[str, Any]) -> Form:

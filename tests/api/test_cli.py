@@ -146,6 +146,14 @@ def test_check_tells_what_is_wrong_and_where(mirach: Callable[..., Result], tmp_
     assert (code, out) == (0, "")
 
 
+def test_check_warns_of_what_holds_for_no_value(mirach: Callable[..., Result], tmp_path: Path) -> None:
+    file = tmp_path / "targetings.jsonl"
+    file.write_text('{"attr": "age", "between": [40, 18]}\n')
+    code, out, err = mirach("check", str(file))
+    assert (code, out.startswith("line 1: warning: between: ")) == (0, True)
+    assert "good 1 (1 targeting), bad 0, warnings 1" in err
+
+
 def test_check_reads_standard_input_and_a_form_that_is_given(
     mirach: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

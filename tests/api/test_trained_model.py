@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch comes with the extra `model`")
 
 from api import demo
+from api.cli import main
 from api.config import ConfigError, load
-from api.server import with_model
+from api.shared_model import with_model
 from bench.ads import events
 from scoring.model.export import write_export
 from scoring.model.served import AdFeatures, Model, ModelError, load_model
@@ -178,3 +180,19 @@ def of_live(served: Served, found: dict[str, float]) -> dict[str, float]:
     """The events have neither status, times nor targeting: every ad is live."""
     assert served.get("/v1/admin/index").json()["live_now"] == len(found)
     return found
+
+
+def test_check_holds_vectors_against_a_models_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load_model(DEMO)
+    file = tmp_path / "events.jsonl"
+    lines = [
+        {"type": "create", "ad_id": "1", "ad": {"bid": 1, "embedding": [1.0] * width}}
+        for width in (model.dim, model.dim + 1)
+    ]
+    file.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    assert main(["check", str(file), "--model", str(DEMO)]) == 1
+    assert capsys.readouterr().out.startswith("line 2: ad.embedding: ")
+    damaged = shutil.copytree(DEMO, tmp_path / "damaged")
+    (damaged / "weights.safetensors").write_bytes(b"")
+    assert main(["check", str(file), "--model", str(damaged)]) == 2
+    assert "weights.safetensors is damaged" in capsys.readouterr().err

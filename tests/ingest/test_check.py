@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from gpu_index.evaluate import evaluate
 from gpu_index.schema import Schema
+from gpu_index.targeting import parse_expression
+from gpu_index.values import parse_values
 from ingest.check import Checker, Finding, Form, Reason, form_of
 from ingest.faults import CODES
 from ingest.places import Places
@@ -162,3 +165,56 @@ def test_real_ads_have_no_targeting_that_is_refused() -> None:
     with shared("data/real-ads.jsonl").open("rb") as lines:
         assert list(checker.check(lines)) == []
     assert (checker.summary.form, checker.summary.form_line, checker.summary.good) == (Form.META, 1, 1749)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "place", "word"),
+    [
+        ({"attr": "age", "between": [40, 18]}, "between", "lower bound"),
+        ({"attr": "age", "between": [66, None]}, "between", "at most 65"),
+        ({"attr": "age", "between": [None, 12]}, "between", "at least 13"),
+        ({"attr": "device.os_version", "between": ["17.1", "17.0.9"]}, "between", "lower bound"),
+        ({"attr": "custom.score", "between": [0.5, 0.25]}, "between", "lower bound"),
+        ({"attr": "age", "in": [12, 66]}, "in", "at least 13 and at most 65"),
+        ({"attr": "geo.country", "in": []}, "in", "empty list"),
+    ],
+)
+def test_what_holds_for_no_value_is_a_warning_of_a_good_line(leaf: dict[str, Any], place: str, word: str) -> None:
+    """As it is in the index: no request has a value that it is true of."""
+    (alone,), checker = checked(leaf)
+    assert (alone.path, alone.code, alone.warning) == (place, "matches_nothing", True)
+    assert word in alone.detail
+    assert (checker.summary.good, checker.summary.bad) == (1, 0)
+    assert checker.summary.warnings == {Reason("matches_nothing", place): 1}
+    (inside,), _ = checked({"targeting": {"any": [IN_US, {"not": leaf}]}})
+    assert inside.path == f"targeting.any[1].not.{place}"
+    (in_event,), _ = checked(event(targeting=leaf))
+    assert in_event.path == f"ad.targeting.{place}"
+    attribute = SCHEMA.attributes[leaf["attr"]]
+    expression = parse_expression(leaf, SCHEMA.attributes)
+    sent: list[Any] = {"age": list(range(101)), "custom.score": [0.25, 0.375, 0.5], "geo.country": ["US"]}.get(
+        attribute.name, ["17", "17.0.9", "17.0.10", "17.1"]
+    )
+    for value in sent:
+        values = {attribute.index: parse_values(attribute, value)}
+        assert not evaluate(expression, values), value
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        {"attr": "age", "between": [65, 90]}, {"attr": "age", "between": [18, 18]}, {"attr": "age", "in": [1, 65]},
+        {"attr": "age", "between": [None, None]}, {"attr": "device.os_version", "between": ["17", "17.0"]},
+    ],
+)  # fmt: skip
+def test_what_may_hold_is_no_warning(leaf: dict[str, Any]) -> None:
+    assert checked(leaf)[0] == []
+
+
+def test_a_warning_of_a_meta_spec_is_placed_at_the_spec() -> None:
+    spec = {"user_os": ["iOS_ver_9.0_to_8.0"]}
+    (of_spec,), _ = checked({"targeting_meta": spec})
+    (of_event,), _ = checked(event(targeting_meta=spec))
+    assert (of_spec.path, of_event.path) == ("targeting_meta", "ad.targeting_meta")
+    assert of_spec.detail == of_event.detail
+    assert "lower bound" in of_spec.detail

@@ -7,15 +7,18 @@ A file has lines of one form, told by its first line that is a JSON object unles
 3. meta: a Meta targeting spec, or an object with one in `targeting_meta` or `targeting`.
 
 Events are checked each for itself: whether a modify's ad exists only the index knows. A good line may have warnings:
-parts of its targeting that are accepted as they stand and hold for no value, such as a range from 40 to 18.
+of parts of its targeting that are accepted as they stand and hold for no value, such as a range from 40 to 18, and of
+keys that come twice in an object, of which the last one counts.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,7 +36,7 @@ from ingest.meta_fields import FIELDS
 from ingest.places import Places
 
 NODE_KEYS = ("all", "any", "not", "attr")
-MATCHES_NOTHING = "matches_nothing"  # the code of a warning
+MATCHES_NOTHING, REPEATED_KEY = "matches_nothing", "repeated_key"  # the codes of warnings
 # A path in front of a sentence, as InvalidInput writes the two: ad.targeting.all[0].in[2]: …
 _STEP = r'(?:[A-Za-z_][A-Za-z0-9_]*|"(?:[^"\\]|\\.)*")'
 _PATH = re.compile(rf"({_STEP}(?:\.{_STEP}|\[[0-9]+\])*): ")
@@ -118,6 +121,9 @@ class Checker:
                 yield self._found(Finding(number, fault.path, fault.code, fault.detail))
                 continue
             self.summary.kinds[good.kind] += 1
+            for key in repeated_keys(raw):
+                detail = f"the key {shown(key)} comes more than once in an object: the last one counts"
+                yield self._found(Finding(number, "", REPEATED_KEY, detail, warning=True))
             for place, detail in never_true(good.targeting, self._schema.attribute_list):
                 if good.compiled:  # its paths are not those of the spec
                     path, detail = good.path, f"compiled, at {place}: {detail}"
@@ -174,6 +180,20 @@ class Checker:
         (self.summary.warnings if finding.warning else self.summary.reasons)[reason] += 1
         self.summary.examples.setdefault(reason, finding)
         return finding
+
+
+def repeated_keys(raw: bytes) -> list[str]:
+    """Keys that some object of a JSON text has more than once, each once."""
+    found: dict[str, None] = {}
+
+    def look(pairs: list[tuple[str, object]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            found.update(dict.fromkeys(name for name in names if names.count(name) > 1))
+
+    with suppress(RecursionError):  # deep in something that nobody reads
+        json.loads(raw, object_pairs_hook=look, parse_int=float)  # integers of any length
+    return list(found)
 
 
 def never_true(expression: Expression, attributes: Sequence[Attribute], path: str = "") -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from api.requests import RequestParser, check_partitions
 from gpu_index.invalid_input import InvalidInput
 from gpu_index.schema import Schema
 from gpu_index.targeting import Between, In, Not
+from tests.repeated_keys import twice
 
 SCHEMA = Schema.load()
 PARSER = RequestParser.of(
@@ -195,3 +196,15 @@ def test_a_partition_that_the_topic_does_not_have_is_refused() -> None:
     with pytest.raises(InvalidInput) as caught:
         check_partitions(parse(min_offsets={"0": 1, "2": 2}), range(2))
     assert caught.value.path == 'min_offsets."2"'
+
+
+def test_of_a_repeated_key_the_last_one_counts() -> None:
+    last = {
+        "attributes": {"geo.country": "US", "geo.point": {"lat": 1, "lon": 2}}, "k": 7, "max_per": {"campaign_id": 2},
+        "user": {"experts": [[1, 2]], "gates": [[1]]}, "filter": {"not": {"field": "format", "in": ["audio"]}},
+    }  # fmt: skip
+    first = {"attributes": {"geo.country": 5, "geo.point": 1}, "k": "x", "user": {"experts": 1}, "filter": {"not": []}}
+    once, repeated = parse(**last), PARSER.parse(twice(first, last).encode())
+    assert (repeated.attributes, repeated.filter, repeated.max_per) == (once.attributes, once.filter, once.max_per)
+    (left,), (right,) = once.pathways, repeated.pathways
+    assert (left.k, left.user.experts.tolist()) == (right.k, right.user.experts.tolist()) == (7, [[1, 2]])

@@ -218,3 +218,13 @@ def test_a_warning_of_a_meta_spec_is_placed_at_the_spec() -> None:
     assert (of_spec.path, of_event.path) == ("targeting_meta", "ad.targeting_meta")
     assert of_spec.detail == of_event.detail
     assert "lower bound" in of_spec.detail
+
+
+def test_a_repeated_key_is_a_warning() -> None:
+    ad, beside = b'"ad": {"bid": 2, "bid": 1, "bid": 3}', b'"n": ' + b"9" * 5000
+    line = b'{"type": "create", "ad_id": "a1", ' + ad + b", " + beside + b"}"
+    (finding,), checker = checked(line)
+    assert (finding.code, finding.warning, finding.path) == ("repeated_key", True, "")
+    assert '"bid"' in finding.detail
+    assert (checker.summary.good, checker.summary.bad) == (1, 0)
+    assert checked(event(features={"a": {"a": [{"a": 1}, {"a": 1}]}}))[0] == []

@@ -23,6 +23,7 @@ from gpu_index.targeting import parse_expression
 from gpu_index.zones import Schedule
 from ingest.decode import Decoder
 from ingest.faults import CODES, OUTCOME_FAULTS
+from tests.repeated_keys import twice
 
 SCHEMA = Schema.load()
 US = {"attr": "geo.country", "in": ["US"]}
@@ -510,3 +511,33 @@ def test_events_with_any_bytes_changed_never_raise(position: int, put: bytes, dr
     position %= len(value)
     value[position : position + drop] = put
     check(decode(bytes(value), b"120210001234567890"))
+
+
+OTHER = {
+    "type": "modify", "ad_id": "another", "version": 99, "event_time": "2026-01-01T00:00:00Z",
+    "ad": {"advertiser_id": "1", "campaign_id": "2", "bid": 9, "status": "active", "start_time": None, "end_time": None,
+           "schedule": {"timezone": "UTC", "hours": [1]}, "targeting": {"all": [{"all": []}]}, "features": {"title": 1},
+           "embedding": [9, 9, 9, 9], "gate": [9, 9], "fields": {"format": "audio"}},
+}  # fmt: skip
+
+
+def test_of_a_repeated_key_the_last_one_counts() -> None:
+    key = FULL["ad_id"].encode()
+    once, repeated = decode(FULL, key), decode(twice(OTHER, FULL).encode(), key)
+    assert repeated.kind is EventKind.CREATE
+    assert (repeated.ad_id, repeated.version) == (once.ad_id, once.version)
+    for name in AdPatch.__struct_fields__:
+        left, right = getattr(once.patch, name), getattr(repeated.patch, name)
+        if name == "targeting":
+            assert left.expression == right.expression
+        elif name == "features":
+            assert msgspec.json.decode(left) == msgspec.json.decode(right)
+        else:
+            assert np.array_equal(left, right), name
+    leaf = '{"attr": "age", "attr": "geo.country", "in": ["US"]}'
+    event = f'{{"type": "create", "ad_id": "a", "ad": {{"bid": 1, "targeting": {leaf}}}}}'
+    assert decode(event.encode()).patch.targeting.expression == parse_expression(US, SCHEMA.attributes)
+
+
+def test_an_earlier_value_of_a_repeated_field_must_be_of_the_fields_type() -> None:
+    assert decode(b'{"type": "create", "ad_id": "a", "ad": {"bid": "1", "bid": 1}}').fault.code == "wrong_type"

@@ -83,7 +83,7 @@ async def _drive(port: int, messages: Sequence[bytes], connections: int, seconds
                 if sent >= deadline:
                     return
                 writer.write(messages[position])
-                status = await _read_answer(reader)
+                status, _ = await read_answer(reader)
                 latencies.append(time.perf_counter() - sent)
                 refused += status != 200
                 position = (position + 1) % len(messages)
@@ -98,10 +98,10 @@ async def _drive(port: int, messages: Sequence[bytes], connections: int, seconds
     return Load(len(latencies) / elapsed, p50, p99, float(milliseconds.max()), len(latencies), refused)
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> int:
-    """Reads one answer with a Content-Length; its status."""
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Reads one answer with a Content-Length: its status and body."""
     head = await reader.readuntil(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     length = next(int(line[15:]) for line in lines if line[:15].lower() == b"content-length:")
-    await reader.readexactly(length)
-    return int(lines[0].split()[1])
+    body = await reader.readexactly(length)
+    return int(lines[0].split()[1]), body

@@ -16,22 +16,26 @@ class Row(NamedTuple):
     share: str = ""
 
 
-def lines_of(report: dict[str, Any]) -> Iterator[str]:
+def header_of(report: dict[str, Any]) -> Iterator[str]:
     machine = report["machine"]
     yield f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, Python {machine['python']}"
     yield f"{machine['date']}  {' '.join(report['command'])}"
+
+
+def lines_of(report: dict[str, Any]) -> Iterator[str]:
+    yield from header_of(report)
     titles = {"campaigns": "campaigns of 10 to 50 ads share a targeting", "distinct": "every targeting distinct"}
     for name, found in report["mixes"].items():
         yield ""
         yield f"{report['ads']:,} ads, {titles[name]} ({found['inside']['index']['targetings']:,} targetings)"
-        yield from _table([*_inside(found["inside"]), *_outside(found)])
+        yield from table_of([*_inside(found["inside"]), *_outside(found)])
     if "scoring" in report:
         yield ""
         yield f"scoring alone, {report['scoring']['ads']:,} ads, all of them by one request"
-        yield from _table(list(_scoring(report["scoring"])))
+        yield from table_of(list(_scoring(report["scoring"])))
 
 
-def _table(rows: list[Row]) -> Iterator[str]:
+def table_of(rows: list[Row]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         yield (f"  {row.what:<{widths[0]}}  {row.figure:>{widths[1]}}  {row.limit:<{widths[2]}}  {row.share}").rstrip()

@@ -7,6 +7,8 @@ from inside, then over HTTP and Kafka from here:
 2. `http`: a client process asks as fast as it is answered, on one connection and on several;
 3. `fresh`: events at a steady rate while requests come at a steady rate: how old an event is when it is searchable;
 4. `applied`: events as fast as they are taken, while requests come.
+
+`mirach bench serving` measures a trained model at work in their place (bench/serving.py).
 """
 
 from __future__ import annotations
@@ -59,6 +61,10 @@ class Running:
 
 def main(arguments: Sequence[str]) -> int:
     """Measures, prints a table, writes the figures as JSON. -> exit code"""
+    if arguments and arguments[0] == "serving":
+        from bench import serving  # and with it what a demo needs
+
+        return serving.main(arguments[1:])
     given = _parser().parse_args(arguments)
     mixes = {"campaigns": (True,), "distinct": (False,), "both": (True, False)}[given.mix]
     report: dict[str, Any] = {
@@ -79,7 +85,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mirach bench", description="The benchmarks of this machine.")
+    described = "The benchmarks of this machine. `mirach bench serving` has those of a trained model."
+    parser = argparse.ArgumentParser(prog="mirach bench", description=described)
     parser.add_argument("--ads", type=int, default=1_000_000, help="ads in the index. Default: 1000000.")
     parser.add_argument("--mix", choices=("both", "campaigns", "distinct"), default="both",
                         help="10 to 50 ads share a targeting, or none do. Default: both in turn.")  # fmt: skip

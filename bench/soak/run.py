@@ -29,12 +29,12 @@ import httpx
 import numpy as np
 
 from bench.machine import describe_machine
+from bench.service import Service, wait_until
 from bench.soak import judge
 from bench.soak.brokers import DLQ_TOPIC, TOPIC, Broker, start_broker
 from bench.soak.judge import Sample
 from bench.soak.load import Load
 from bench.soak.report import plot, write_result, write_samples
-from bench.soak.service import BODY_BYTES_MAX, Service, wait_until
 from bench.soak.stream import COUNTRIES, EVENT_BYTES_MAX, Stream
 from ingest.clients import new_admin
 from ingest.config import IngestConfig
@@ -52,6 +52,12 @@ WAIT_MS = 10_000
 K = 10_000
 FILE_BYTES = 512  # while the disk is full: no chunk is as small
 BURST_CONNECTIONS, BURST_REQUESTS = 64, 8
+BODY_BYTES_MAX = 65_536
+FLAGS = (
+    "--snapshot-interval-s", "10", "--snapshots-kept", "2", "--event-bytes-max", str(EVENT_BYTES_MAX),
+    "--body-bytes-max", str(BODY_BYTES_MAX), "--request-queue-max", "32", "--ads-max", "262144",
+    "--targetings-max", "262144", "--expired-versions-s", "60", "--dim", "16", "--gate-dim", "4", "--threads", "1",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Soak:
         self.options, self.broker = options, broker
         self.seen = Seen()
         self.stream = Stream(options.seed, options.ads)
-        self.service = Service(broker.service_address, folder / "data", EVENT_BYTES_MAX)
+        self.service = Service(broker.service_address, folder / "data", *FLAGS)
         self.load = Load(options.requests_per_s, self.service)
         self.fault = ""
         self.config = IngestConfig(bootstrap_servers=broker.address, topic=TOPIC, dlq_topic=DLQ_TOPIC)

@@ -20,21 +20,16 @@ START_S = 600.0  # the first start of a machine compiles the kernels
 STOP_S = 60.0
 POLL_S = 0.05
 LOG_LINES_MAX = 2000  # of all starts; the newest stay
-BODY_BYTES_MAX = 65_536
-REQUEST_QUEUE_MAX = 32
-SNAPSHOT_INTERVAL_S = 10
 
 Json = dict[str, Any]
 
 
 class Service:
-    def __init__(self, bootstrap_servers: str, folder: Path, event_bytes_max: int) -> None:
+    def __init__(self, bootstrap_servers: str, folder: Path, *flags: str) -> None:
+        """`folder`: its data's. `flags`: further ones of `mirach serve`."""
         self._command = [
             sys.executable, "-m", "api.cli", "serve", "--port", "0", "--kafka-bootstrap-servers", bootstrap_servers,
-            "--data-dir", str(folder), "--snapshot-interval-s", str(SNAPSHOT_INTERVAL_S), "--snapshots-kept", "2",
-            "--event-bytes-max", str(event_bytes_max), "--body-bytes-max", str(BODY_BYTES_MAX),
-            "--request-queue-max", str(REQUEST_QUEUE_MAX), "--ads-max", "262144", "--targetings-max", "262144",
-            "--expired-versions-s", "60", "--dim", "16", "--gate-dim", "4", "--threads", "1",
+            "--data-dir", str(folder), *flags,
         ]  # fmt: skip
         self.port: int | None = None  # while it runs
         self.stopping = False

@@ -2,7 +2,9 @@
 
 The ads go on changing meanwhile. Beside each ad's new vectors stands its stamp: the ad's hash, and the partition and
 offset of the event that made the ad what it was when the model was asked. A slot whose stamp is not the ad's own is
-stale, so what is left to do is found by comparing, and the last look, with no events between, finds nothing.
+stale, so what is left to do is found by comparing, and the last look, with no events between, finds nothing. Beside the
+stamp stands a digest of what the model was told: where an event left all of that as it was, as a new bid does, the
+vectors hold on and only the stamp is made new.
 
 (1) `stale` and `read` on the index's thread, some slots at a time; (2) the model is asked anywhere; (3) `write`, by the
 one thread that asks; (4) `take` on the index's thread.
@@ -10,8 +12,10 @@ one thread that asks; (4) `take` on the index's thread.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,12 +23,12 @@ from gpu_index.ad_inputs import AdInputs, inputs_at
 from gpu_index.index import Index, ModelName
 from kernels import ads as ads_
 from kernels import extents as extents_
-from kernels.ads import GIVEN_EMBEDDING, GIVEN_GATE, ZERO_EMBEDDING
+from kernels.ads import GIVEN_EMBEDDING, GIVEN_GATE, ZERO_EMBEDDING, Ads
 from kernels.memory import reserve
 from kernels.precision import Precision, quantise_rows, row_width, storage_dtype
 
 OF_VECTORS = ZERO_EMBEDDING | GIVEN_EMBEDDING | GIVEN_GATE  # the flags that come with an ad's vectors
-STAMP_BYTES = 8 + 4 + 8 + 1  # of a slot, its flags too
+STAMP_BYTES = 8 + 4 + 8 + 8 + 1  # of a slot, digest and flags too
 
 
 class Unusable(Exception):
@@ -42,6 +46,7 @@ class AdsToEmbed(NamedTuple):
     hashes: NDArray[np.uint64]  # [ad]
     partitions: NDArray[np.int32]
     offsets: NDArray[np.int64]
+    digests: NDArray[np.uint64]  # of all that its vectors are made of
     inputs: list[AdInputs]
     embedding: tuple[NDArray[Any], NDArray[np.float32]]  # rows and scales in use, for those that are kept
     gate: tuple[NDArray[Any], NDArray[np.float32]]
@@ -59,6 +64,7 @@ class SecondVectors:
         self._gate_scale = reserve(n, np.float32)
         self._flags = reserve(n, np.uint8)
         self._hash, self._partition, self._offset = reserve(n, np.uint64), reserve(n, np.int32), reserve(n, np.int64)
+        self._digest = reserve(n, np.uint64)
 
     def check_given(self, index: Index) -> None:
         """Raises Unusable."""
@@ -87,10 +93,24 @@ class SecondVectors:
         wrong = [ad.ad_id for ad in inputs if self._loses(ad) and not ad.features]
         if wrong:
             raise Unusable(len(wrong), wrong[:3])
+        digests = np.array([self._digest_of(a, at, ad) for at, ad in zip(slots, inputs, strict=True)], np.uint64)
+        same = (self._hash[slots] == a.table.hash[slots]) & (self._digest[slots] == digests)
+        self._offset[slots[same]], self._partition[slots[same]] = a.offset[slots[same]], a.partition[slots[same]]
+        inputs = [ad for ad, holds in zip(inputs, same, strict=True) if not holds]
+        slots, digests = slots[~same], digests[~same]
         return AdsToEmbed(
-            slots, a.table.hash[slots], a.partition[slots], a.offset[slots], inputs,
+            slots, a.table.hash[slots], a.partition[slots], a.offset[slots], digests, inputs,
             (a.embedding[slots], a.embedding_scale[slots]), (a.gate[slots], a.gate_scale[slots]),
         )  # fmt: skip
+
+    def _digest_of(self, a: Ads, slot: np.int64, ad: AdInputs) -> int:
+        """Of what the ad's vectors are made of: what the model is told, and the given ones that stay."""
+        told = blake2b(msgspec.msgpack.encode(ad), digest_size=8)
+        if ad.given_embedding and self._keeps[0]:
+            told.update(a.embedding[slot].tobytes() + a.embedding_scale[slot].tobytes())
+        if ad.given_gate and self._keeps[1]:
+            told.update(a.gate[slot].tobytes() + a.gate_scale[slot].tobytes())
+        return int.from_bytes(told.digest(), "little")
 
     def _loses(self, ad: AdInputs) -> bool:
         """Whether a vector that was given for the ad has the old width."""
@@ -109,7 +129,7 @@ class SecondVectors:
         flags |= np.where(kept, GIVEN_EMBEDDING, np.uint8(0)) | np.where(kept_gates, GIVEN_GATE, np.uint8(0))
         self._flags[ads.slots] = flags
         self._hash[ads.slots], self._offset[ads.slots] = ads.hashes, ads.offsets
-        self._partition[ads.slots] = ads.partitions
+        self._partition[ads.slots], self._digest[ads.slots] = ads.partitions, ads.digests
 
     def take(self, index: Index, model: ModelName) -> None:
         """From now on the index has these vectors, which must be of every ad, and is of this model."""

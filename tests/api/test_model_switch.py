@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.ad_stage import AdStage
+from api.ad_stage import READ_ADS, AdStage
 from api.ad_tower import AdTower, AdTowerStatistics
 from api.config import Settings
 from api.engine import Engine
@@ -322,6 +323,42 @@ def test_an_ad_that_gets_vectors_of_the_old_width_meanwhile_stops_the_switch(
     figures = switch(running, path_of(shelf, "new"))
     assert figures["active"]["name"] == "old"
     assert "such as 2" in figures["last_failure"]["reason"]
+
+
+def test_only_an_event_that_changes_what_the_tower_sees_has_an_ad_embedded_again(
+    start: Start, tmp_path: Path
+) -> None:
+    old, new = FakeModel("old"), FakeModel("new")  # of one width, so that given vectors stay
+    shelf = Shelf(tmp_path, new)
+    running = start(model=old, load_model=shelf.load, precision="float32")
+    given = {str(number): [float(number + 1)] * 8 for number in (3, 4)}
+    running.take(*(create(str(n), features={"title": "a"}, embedding=given.get(str(n))) for n in range(READ_ADS + 9)))
+
+    def meanwhile(ads: Any) -> None:
+        """Once the first batch of ads is done."""
+        if new.asked:
+            new.before_ads = lambda ads: None
+            running.take(
+                modify("0", bid=9), modify("1", features={"title": "b"}), modify("2", advertiser_id="7"),
+                modify("3", bid=9), modify("4", embedding=[0.5] * 8), modify("5", features={"title": "a"}),
+                modify("6", status="paused"), modify("7", schedule={"timezone": "UTC", "hours": [1]}),
+            )  # fmt: skip
+
+    new.before_ads = meanwhile
+    figures = switch(running, path_of(shelf, "new"))
+    assert figures["active"]["name"] == "new"
+    asked = Counter(ad.ad_id for ad in new.asked)
+    assert {ad_id for ad_id, count in asked.items() if count > 1} - {"7"} == {"1", "2", "4"}, "7 is in another slot"
+    assert len(asked) == READ_ADS + 9
+
+    def look(index: Any) -> None:
+        for ad_id, embedding in [("3", given["3"]), ("4", [0.5] * 8)]:
+            np.testing.assert_array_equal(stored(index, index.slot_of(ad_id))[0], np.float32(embedding))
+        for ad_id, advertiser, title in [("0", None, "a"), ("1", None, "b"), ("2", "7", "a"), ("5", None, "a")]:
+            ad = AdInputs(ad_id, advertiser, None, {}, b'{"title": "%s"}' % title.encode(), False, False)
+            np.testing.assert_array_equal(stored(index, index.slot_of(ad_id))[0], new.of(ad, SCHEMA)[0])
+
+    running.engine.call(look).result(WAIT_S)
 
 
 def test_an_event_decoded_before_a_switch_and_applied_after_it_is_a_bad_one_if_its_vectors_have_the_old_width() -> None:

@@ -60,7 +60,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     id_dropout: float = 0.1  # how often an ad's id is hidden, so that content alone makes a vector too
     signal_dropout: float = 0.1  # how often a cohort signal, the context or other surfaces are missing
     impressions: int = 256  # of a batch, whose clicks are predicted too, where the data says what was shown
-    balance: float = 0.1  # weight of the load balance between experts
+    balance: float = 0.005  # weight of the load balance between experts
     rounding: bool = True  # int8 rounding of ads' vectors in the loop
     popularity: float = 0.5  # negatives are drawn by count ** popularity
     cold: float = 0.0  # share of the items that are kept out of training, to measure a cold start

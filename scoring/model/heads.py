@@ -32,7 +32,7 @@ ONE = (
 )
 
 BALANCED = 512  # positions of a batch whose gate weights are balanced
-EXPERT_INIT = 0.1  # of what experts have of their own, against what they share
+EXPERT_INIT = 1.4  # of what experts have of their own, in units of dim ** -0.5: they begin apart
 
 
 class UserSide(NamedTuple):
@@ -75,7 +75,7 @@ class Head(nn.Module):
         self.ad_mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.SiLU(), last)
         self.query = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, gate_dim)) if self.homes else None
         nn.init.zeros_(last.weight)
-        for linear in (self.expert, *self.own):  # experts begin alike, as one dot product, and part from there
+        for linear in (self.expert, *self.own):  # experts that begin alike stay alike, and gain little on one dot product
             if linear is not None:
                 nn.init.normal_(linear.weight, std=EXPERT_INIT * dim**-0.5)
         if has_context:

@@ -22,6 +22,7 @@ import msgspec
 
 from api.ad_tower import AdTower, Vectors
 from api.engine import Engine, Stopped
+from api.worker import Worker
 from gpu_index.ad_inputs import AdInputs, after, depends_on_ad, inputs_of
 from gpu_index.events import AdEvent, Batch, EventKind, Fault, Outcome
 from ingest.decode import wrong_length
@@ -35,29 +36,14 @@ MODEL_FAILED = Fault("internal", "the model failed on the ad; the service's log 
 log = logging.getLogger("mirach.model")
 
 
-class AdStage:
-    def __init__(
-        self, engine: Engine, thread: Callable[..., threading.Thread] = threading.Thread
-    ) -> None:
+class AdStage(Worker):
+    def __init__(self, engine: Engine, thread: Callable[..., threading.Thread] = threading.Thread) -> None:
+        super().__init__("mirach-ad-tower", thread)
         self.tower: AdTower | None = None  # None: all is handed on as it is. Changed by the stage's thread alone
         self.failure: str | None = None  # a fault of our own, which has ended the thread
         self._engine = engine
-        self._changed = threading.Condition()
         self._queue: deque[Batch | tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._stopping = False
         self._positions: dict[int, int] = {}  # partition -> next offset after what was handed on
-        self._thread = thread(target=self._run, name="mirach-ad-tower", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout_s: float | None = None) -> None:
-        """Hands on what waits, while the engine takes it, and ends the thread."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
 
     @property
     def waiting(self) -> int:

@@ -229,8 +229,8 @@ class Show:
         p50_ms, p99_ms = (snapshot["freshness"]["produce_time"][name] for name in ("p50_ms", "p99_ms"))
         fresh = "" if p50_ms is None else f", searchable after {p50_ms:.0f} ms (p99 {p99_ms:.0f} ms)"
         return (
-            f"{self.process.engine.index.count:,} ads, {snapshot['events']:,} events{fresh}, "
-            f"{self.process.engine.statistics.requests:,} requests"
+            f"{service.engine.index.count:,} ads, {snapshot['events']:,} events{fresh}, "
+            f"{service.engine.statistics.requests:,} requests"
         )
 
     def _produce(self) -> None:

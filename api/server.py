@@ -33,6 +33,7 @@ from api.engine import Engine, Stopped
 from api.http_protocol import BoundedProtocol
 from api.logs import set_up_logs
 from api.models import Models
+from api.parties import Parties
 from api.requests import RequestParser
 from api.service import Service
 from api.shared_model import SharedModel, with_model
@@ -54,7 +55,7 @@ from ingest.watch import TopicView
 from kernels.precision import Precision
 
 LINGER_S = 1.0  # for clients that hold a connection open between requests: their next answer closes it
-INGEST_STOP_S = 10.0
+BEGIN_STOP_S = 10.0  # for a start that is not over
 TOWERS_STOP_S = 5.0
 LOOK_S = 0.5  # between checks for a stop while the topic is waited for
 WATCH_S = 0.5
@@ -69,10 +70,7 @@ class Process:
     """What one process is made of."""
 
     service: Service
-    engine: Engine
-    ingest: Ingest
-    stage: AdStage
-    snapshots: Snapshots
+    parties: Parties
     app: FastAPI
     listener: socket.socket
 
@@ -132,7 +130,7 @@ def wire_parts(loaded: Loaded, listener: socket.socket) -> Process:
         backend,
     )  # fmt: skip
     models.on_switch, models.set_widths = service.take_model, decoder.set_widths
-    return Process(service, engine, ingest, stage, snapshots, create_app(service), listener)
+    return Process(service, Parties(engine, ingest, snapshots, stage), create_app(service), listener)
 
 
 def new_index(settings: Settings, schema: Schema, model: SharedModel | None, backend: Backend = CPU) -> Index:
@@ -142,9 +140,7 @@ def new_index(settings: Settings, schema: Schema, model: SharedModel | None, bac
         dim=settings.dim,
         gate_dim=settings.gate_dim,
         precision=Precision(settings.precision),
-        limits=Limits(
-            ads=settings.ads_max, targetings=settings.targetings_max, held_bytes=settings.index_bytes_max
-        ),
+        limits=Limits(ads=settings.ads_max, targetings=settings.targetings_max, held_bytes=settings.index_bytes_max),
         expired_versions_s=settings.expired_versions_s,
         model=None if model is None else model.title,
         touched_max=backend.touched_max,
@@ -241,12 +237,11 @@ class Run:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.on_signal, number)
         process = self.process
-        await asyncio.to_thread(process.snapshots.lock)
+        await asyncio.to_thread(process.parties.snapshots.lock)
         process.service.loading = True
-        process.engine.start()
-        process.stage.start()
+        process.parties.start()
         process.service.towers.start()
-        process.engine.call(partial(timed_warm_up, process.service.backend)).add_done_callback(self._loaded)
+        process.parties.engine.call(partial(timed_warm_up, process.service.backend)).add_done_callback(self._loaded)
         backend = process.service.backend
         log.info("backend %s: %s", backend.name, backend.why)
         log.info("listening on %s, backend %s, precision %s", process.address, backend.name, self.settings.precision)
@@ -258,14 +253,10 @@ class Run:
         finally:
             watch.cancel()
             companion.cancel()
-            await asyncio.wait([begin], timeout=INGEST_STOP_S)
+            await asyncio.wait([begin], timeout=BEGIN_STOP_S)
             await asyncio.to_thread(process.service.models.stop)
             await asyncio.to_thread(process.service.towers.stop, TOWERS_STOP_S)
-            await asyncio.to_thread(process.snapshots.stop)
-            await asyncio.to_thread(process.ingest.stop, INGEST_STOP_S)
-            await asyncio.to_thread(process.stage.stop, INGEST_STOP_S)
-            await asyncio.to_thread(process.engine.stop, INGEST_STOP_S)
-            await asyncio.to_thread(process.snapshots.finish)
+            await asyncio.to_thread(process.parties.end)
         if self._raised is not None:
             raise self._raised
         counts = process.service.metrics
@@ -282,7 +273,7 @@ class Run:
             while view is None:
                 if self._stopping is not None:
                     return
-                view = await asyncio.to_thread(self.process.ingest.look, LOOK_S)
+                view = await asyncio.to_thread(self.process.parties.ingest.look, LOOK_S)
             await in_daemon(partial(self._restore_and_read, view))
         except Stopped:
             pass
@@ -295,12 +286,11 @@ class Run:
     def _restore_and_read(self, view: TopicView) -> None:
         process, schema = self.process, self.process.service.schema
         model = process.service.models.active
-        start_offsets = process.snapshots.restore(
+        process.parties.begin(
+            view,
             identity_of(self.settings, schema, model, view),
             lambda: new_index(self.settings, schema, model, process.service.backend),
         )
-        process.ingest.start(start_offsets, view.topic_id)
-        process.snapshots.start()
 
     def _loaded(self, warmed: Future[None]) -> None:
         """Ready as far as the kernels are concerned, or as good as it gets."""
@@ -342,8 +332,9 @@ class Run:
     async def _watch(self) -> None:
         """Ends the process when one of its parties has ended by itself: a supervisor starts it again."""
         while True:
-            failure = self.process.ingest.failure or self.process.stage.failure
-            if failure is None and not self.process.engine.alive and not self.process.service.stopping:
+            parties = self.process.parties
+            failure = parties.failure
+            if failure is None and not parties.engine.alive and not self.process.service.stopping:
                 failure = "the engine's thread has ended"
             if failure is not None:
                 log.critical("stopping: %s", failure)

@@ -20,6 +20,7 @@ import msgspec
 
 from api.engine import QueueFull, Stopped
 from api.metrics import LATENCY_BUCKETS_S, Histogram
+from api.worker import Worker
 from gpu_index.invalid_input import InvalidInput
 from scoring.model.served import Model
 from scoring.request import Request
@@ -51,27 +52,14 @@ class _Job:
     future: Future[list[User]]
 
 
-class UserTowers:
+class UserTowers(Worker):
     def __init__(self, users_max: int, thread: Callable[..., threading.Thread] = threading.Thread) -> None:
         """At most `users_max` users wait."""
+        super().__init__("mirach-user-towers", thread)
         self.statistics = TowerStatistics()
         self._users_max = users_max
-        self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._waiting = 0  # users
-        self._stopping = False
-        self._thread = thread(target=self._run, name="mirach-user-towers", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout_s: float | None = None) -> None:
-        """Answers what waits, and ends the thread."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
 
     @property
     def waiting(self) -> int:

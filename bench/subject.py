@@ -85,7 +85,7 @@ def run_subject(pipe: Connection, raw: bytes) -> None:
 
 def _run_subject(pipe: Connection, options: Options, flags: dict[str, str]) -> None:
     process = wire(load(flags, [], {}, None))
-    index = process.engine.index
+    index = process.service.engine.index
     compile_apart(index.precision)
     warm_up(index.schema, options.dim, options.gate_dim, Precision(options.precision))
     pipe.send_bytes(msgspec.json.encode(measure_inside(index, options)))

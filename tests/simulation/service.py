@@ -1,5 +1,5 @@
-"""One life of the process: the real engine, ingest and snapshots, put together as api/server.py does, on simulated
-threads, clocks, Kafka and disk."""
+"""One life of the process: the real engine, ingest and snapshots, begun and ended as the service does (api/parties.py), on
+simulated threads, clocks, Kafka and disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from api.engine import Engine
+from api.parties import Parties
 from api.snapshots import Done, Snapshots
 from gpu_index.events import Batch
 from gpu_index.index import Index, Limits
@@ -18,6 +19,7 @@ from gpu_index.manifest import Identity
 from ingest.clients import Clients
 from ingest.config import IngestConfig
 from ingest.source import Ingest
+from ingest.watch import TopicView
 from kernels.precision import Precision
 from scoring.request import Answer, Request
 from tests import random_cases as cases
@@ -119,6 +121,7 @@ class Service:
             clock_us=outside.clock.wall_us, clock=outside.clock.monotonic, thread=self.threads.thread,  # type: ignore[arg-type]
             fork=self.forks.fork, wait=self.forks.wait,  # type: ignore[arg-type]
         )  # fmt: skip
+        self.parties = Parties(self.engine, self.ingest, self.snapshots)
         self.forks.swap = self._use_disk
         self.ingest._reader._thread.each_turn = self._reader_turn  # type: ignore[attr-defined]
         self.reading = False  # it has restored, and reads on
@@ -151,7 +154,7 @@ class Service:
 
     def start(self) -> None:
         self.snapshots.lock()
-        self.engine.start()
+        self.parties.start()
         self.ingest.look(0.0)
 
     def begin(self) -> bool:
@@ -159,11 +162,17 @@ class Service:
         view = self.ingest.look(0.0)
         if view is None:
             return False
-        truth, outside = self.outside.truth, self.outside
         identity = Identity(
             "events", view.topic_id, view.cluster_id, cases.SCHEMA.fingerprint, None, DIM, GATE_DIM, "int8"
         )
-        offsets = self.snapshots.restore(identity, lambda: new_index(self.settings))
+        self.parties.begin(
+            view, identity, lambda: new_index(self.settings), lambda offsets: self._restored(view, identity, offsets)
+        )
+        self.reading = True
+        return True
+
+    def _restored(self, view: TopicView, identity: Identity, offsets: dict[int, int]) -> None:
+        truth, outside = self.outside.truth, self.outside
         truth.twins.index = self.engine.index
         sequence = self.snapshots._restored
         outside.say(f"restored {sequence} at {offsets}")
@@ -173,17 +182,10 @@ class Service:
             truth.begin(offsets, history)
         else:  # it was made again since it was looked at
             truth.lost = True
-        self.ingest.start(offsets, view.topic_id)
-        self.snapshots.start()
-        self.reading = True
-        return True
 
     def stop(self) -> None:
         """An orderly stop, as at SIGTERM."""
-        self.snapshots.stop()
-        self.ingest.stop(10.0)
-        self.engine.stop(10.0)
-        self.snapshots.finish()
+        self.parties.end()
         self.outside.disk.locks.clear()
 
     def crash(self) -> None:

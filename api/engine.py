@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -281,29 +282,40 @@ class Engine:
             return
         began = self._clock()
         try:
-            answers = retrieve(self.index, [request for waiting in ready for request in waiting.requests])
+            results = self._retrieve(ready)
         except DeviceFault:
             self.failed = True
             for waiting in ready:
                 self._finish(waiting, Stopped())
             raise
-        except Exception as error:
-            log.exception("a pass failed")
-            for waiting in ready:
-                self._finish(waiting, error)
-            return
         spent = self._clock() - began
-        at = 0
-        for waiting in ready:
-            mine = answers[at : at + len(waiting.requests)]
-            at += len(waiting.requests)
-            for answer in mine:
-                answer.timings_ms = answer.timings_ms | {"queue": (began - waiting.arrived) * 1000}
-            self._finish(waiting, mine)
-        self.statistics.requests += at
-        self.statistics.passes += 1
-        self.statistics.last_pass = at
-        self.statistics.answer_s += spent
+        answered = 0
+        for waiting, result in zip(ready, results, strict=True):
+            if not isinstance(result, Exception):
+                answered += len(result)
+                for answer in result:
+                    answer.timings_ms = answer.timings_ms | {"queue": (began - waiting.arrived) * 1000}
+            self._finish(waiting, result)
+        if answered:
+            self.statistics.requests += answered
+            self.statistics.passes += 1
+            self.statistics.last_pass = answered
+            self.statistics.answer_s += spent
+
+    def _retrieve(self, ready: Sequence[_Waiting]) -> list[list[Answer] | Exception]:
+        """What each gets, from one pass. Where that fails, from a pass of its own, so that whoever it failed for fails
+        alone; all see the same state of the index. Raises DeviceFault."""
+        try:
+            answers = iter(retrieve(self.index, [request for waiting in ready for request in waiting.requests]))
+        except DeviceFault:
+            raise
+        except Exception as error:
+            if len(ready) == 1:
+                log.exception("a pass failed")
+                return [error]
+            log.warning("a pass of %d failed, each is answered alone: %s", len(ready), type(error).__name__)
+            return [result for waiting in ready for result in self._retrieve([waiting])]
+        return [list(islice(answers, len(waiting.requests))) for waiting in ready]
 
     def _take_ready(self) -> list[_Waiting]:
         """What can be answered now, arrivals in order; what is behind its offsets is held until its time is over."""

@@ -1,6 +1,6 @@
 """The engine, who feeds it and who writes what it holds to disk: the order in which they begin and end.
 
-Written once for the service and for tests/simulation, in which any operation between two of these steps may be the last.
+Written once for the service and for tests/simulation, where any operation between two of these steps may be the last.
 """
 
 from __future__ import annotations

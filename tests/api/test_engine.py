@@ -246,6 +246,23 @@ def test_a_pass_that_raises_fails_only_its_own_requests(caplog: pytest.LogCaptur
     assert "a pass failed" in caplog.text
 
 
+def test_whoever_a_pass_fails_for_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    broken = request(max_per={"no such field": 1})
+    feed = Feed()
+    with running() as engine:
+        with held_still(engine):
+            assert engine.offer(feed.batch(create("a")), WAIT_S)
+            first, bad = engine.submit([request()]), engine.submit([request(), broken])
+            others = [engine.submit([request(), request()]) for _ in range(3)]
+        for future in (first, *others):
+            assert [ids(answer) for answer in future.result(WAIT_S)] == [{"a"}] * (1 if future is first else 2)
+        with pytest.raises(KeyError):
+            bad.result(WAIT_S)
+        assert engine.statistics.requests == 7
+        assert not engine.failed
+    assert [record.message for record in caplog.records if "a pass failed" in record.message] == ["a pass failed"]
+
+
 def test_a_cancelled_request_is_nobodys() -> None:
     with running() as engine:
         with held_still(engine):

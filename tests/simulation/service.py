@@ -1,5 +1,5 @@
-"""One life of the process: the real engine, ingest and snapshots, begun and ended as the service does (api/parties.py), on
-simulated threads, clocks, Kafka and disk."""
+"""One life of the process: the real engine, ingest and snapshots, begun and ended as the service does it, by
+api/parties.py, on simulated threads, clocks, Kafka and disk."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Service:
         self.starts += 1
         self.stopping = False
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MIRACH_")}
-        root = Path(__file__).resolve().parents[2]
+        root = Path(__file__).resolve().parents[1]
         self._process = subprocess.Popen(  # noqa: S603
             self._command, cwd=root, env=environment, stderr=subprocess.PIPE, text=True
         )

@@ -36,6 +36,8 @@ def switch(name: str, what: str) -> Argument:
     return Argument(name, {"action": "store_true", "help": what})
 
 
+FORMS = ("movielens", "movielens-unbroken", "s3rec", "clicklog", "synthetic")  # that convert reads
+
 SET = Argument(
     "--set",
     {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": "of architecture or recipe; repeatable"},
@@ -103,7 +105,7 @@ COMMANDS = {
     "convert": Command(
         "a public data set or a click log, brought into the format that train reads",
         own=(
-            Argument("form", {"choices": ("movielens", "s3rec", "clicklog", "synthetic"), "help": "what SOURCE is"}),
+            Argument("form", {"choices": FORMS, "help": "what SOURCE is"}),
             Argument("source", {"metavar": "SOURCE", "help": "a folder; a CSV file of clicklog; a seed of synthetic"}),
             Argument("folder", {"metavar": "FOLDER", "help": "where the three Parquet files go"}),
         ),

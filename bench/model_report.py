@@ -29,7 +29,7 @@ KINDS = {
     "mol": "Mixture-of-Logits",
     "ranker": "ranker (DCN-v2, DIN)",
 }
-SEEDS_WANTED = {"ml-100k": 5, "ml-1m": 3}
+SEEDS_WANTED = {"ml-100k": 5, "ml-1m": 3, "ml-1m-unbroken": 3}
 WARNING = (
     "Figures are of this harness alone. Ranking leaves out what a user engaged with before: do not set them beside "
     "published tables."

@@ -3,6 +3,7 @@
 movielens   a folder of MovieLens-1M (`ratings.dat`, `movies.dat`, `users.dat`), of MovieLens-100k as RecBole's atomic
             files (`*.inter`, `*.item`, `*.user`), or of MovieLens-1M as sequences (`train/input.txt`,
             `val/input.txt`, `val/output.txt`, `test/output.txt`, with `sas_to_original_*.txt` and the two .dat files)
+movielens-unbroken  the same sequences, without the last engagement of the users whose second-to-last is not known
 s3rec       a folder of the S3-Rec style of Amazon sets: `NAME.txt`, a line for each user (the user, then items in order
             of time), and `NAME_item2attributes.json`
 clicklog    a CSV file with a header: user_id, item_id, time, and optionally label, surface, advertiser_id, campaign_id,
@@ -54,16 +55,31 @@ def _movielens(source: Path) -> tuple[Rows, Rows, Rows]:
     atomic = sorted(source.glob("*.inter"))
     if atomic:
         return _atomic(atomic[0])
+    items, users = _films_and_users(source)
+    if (source / "train").is_dir():
+        return _of_sequences(source, items), users, list(_sequences(source))
+    ratings = [(int(time), user, item) for user, item, _, time in _dat(source / "ratings.dat")]
+    return items, users, [{"user_id": user, "item_id": item, "time": time} for time, user, item in sorted(ratings)]
+
+
+def _movielens_unbroken(source: Path) -> tuple[Rows, Rows, Rows]:
+    items, users = _films_and_users(source)
+    return _of_sequences(source, items), users, list(_sequences(source, unbroken=True))
+
+
+def _films_and_users(source: Path) -> tuple[Rows, Rows]:
     items = [_film(*line) for line in _dat(source / "movies.dat")]
     users = [
         {"user_id": user, "gender": gender, "age": int(age), "occupation": occupation}
         for user, gender, age, occupation, _ in _dat(source / "users.dat")
     ]
-    if (source / "train").is_dir():
-        known = set(_numbers(source / "sas_to_original_items.txt").values())
-        return [item for item in items if item["item_id"] in known], users, list(_sequences(source))
-    ratings = [(int(time), user, item) for user, item, _, time in _dat(source / "ratings.dat")]
-    return items, users, [{"user_id": user, "item_id": item, "time": time} for time, user, item in sorted(ratings)]
+    return items, users
+
+
+def _of_sequences(source: Path, items: Rows) -> Rows:
+    """Those that the sequences number."""
+    known = set(_numbers(source / "sas_to_original_items.txt").values())
+    return [item for item in items if item["item_id"] in known]
 
 
 def _atomic(inter: Path) -> tuple[Rows, Rows, Rows]:
@@ -86,9 +102,10 @@ def _atomic(inter: Path) -> tuple[Rows, Rows, Rows]:
     return items, users, interactions
 
 
-def _sequences(source: Path) -> Iterator[dict[str, Any]]:
+def _sequences(source: Path, unbroken: bool = False) -> Iterator[dict[str, Any]]:
     """Sequences of item numbers, a line for each user. A line of the validation belongs to the user whose training
-    sequence it lengthens by one."""
+    sequence it lengthens by one; of the others the engagement before the test's is not known. `unbroken`: their test
+    is the last before that hole and their validation the one before, so that nothing is missing in any history."""
     item_of = _numbers(source / "sas_to_original_items.txt")
     user_of = _numbers(source / "sas_to_original_users.txt")
     test = _lines(source / "test" / "output.txt")
@@ -96,6 +113,8 @@ def _sequences(source: Path) -> Iterator[dict[str, Any]]:
     longer = {tuple(line[:-1]): (line, output) for line, output in zip(inputs, outputs, strict=True)}
     for u, (sequence, last) in enumerate(zip(_lines(source / "train" / "input.txt"), test, strict=True)):
         train, held = longer.get(tuple(sequence), (sequence, []))
+        if unbroken and not held:
+            train, held, last = sequence[:-2], sequence[-2:-1], sequence[-1:]
         time = 0
         for split, items in (("train", train), ("validation", held), ("test", last)):
             for item in items:
@@ -231,6 +250,7 @@ def _tab_separated(path: Path) -> Iterator[dict[str, str]]:
 
 CONVERTERS: dict[str, Callable[[Path], tuple[Rows, Rows, Rows]]] = {
     "movielens": _movielens,
+    "movielens-unbroken": _movielens_unbroken,
     "s3rec": _s3rec,
     "clicklog": _clicklog,
 }

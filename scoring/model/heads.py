@@ -75,7 +75,7 @@ class Head(nn.Module):
         self.ad_mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.SiLU(), last)
         self.query = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, gate_dim)) if self.homes else None
         nn.init.zeros_(last.weight)
-        for linear in (self.expert, *self.own):  # experts that begin alike stay alike, and gain little on one dot product
+        for linear in (self.expert, *self.own):  # those that begin alike stay alike, as one dot product
             if linear is not None:
                 nn.init.normal_(linear.weight, std=EXPERT_INIT * dim**-0.5)
         if has_context:

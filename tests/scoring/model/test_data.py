@@ -163,6 +163,41 @@ def test_s3rec_files_are_converted(tmp_path: Path) -> None:
     assert [dataset.items[i].ad_id for i in dataset.interactions.item] == ["5", "6", "7", "6", "8"]
 
 
+def _write_lines(path: Path, *lines: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_sequences_with_a_hole_before_the_last_are_held_out_as_they_are_or_before_the_hole(tmp_path: Path) -> None:
+    items = range(1, 7)
+    _write_lines(tmp_path / "movies.dat", *(f"{i}0::Film {i} (1995)::Crime" for i in items))
+    _write_lines(tmp_path / "users.dat", "8::F::25::10::48067", "9::M::18::3::10001")
+    _write_lines(tmp_path / "sas_to_original_items.txt", *(f"{i} {i}0" for i in items))
+    _write_lines(tmp_path / "sas_to_original_users.txt", "1 8", "2 9")
+    _write_lines(tmp_path / "train" / "input.txt", "1 2 3 4", "4 5")
+    _write_lines(tmp_path / "val" / "input.txt", "4 5 1")  # of the second user, of whom nothing is missing
+    _write_lines(tmp_path / "val" / "output.txt", "2")
+    _write_lines(tmp_path / "test" / "output.txt", "6", "3")
+    splits = {}
+    for form in ("movielens", "movielens-unbroken"):
+        convert(form, tmp_path, tmp_path / form)
+        data = read_dataset(tmp_path / form)
+        ids = [(data.users[u], data.items[i].ad_id) for u, i in zip(*data.interactions[:2], strict=True)]
+        splits[form] = {
+            name: [pair for pair, split in zip(ids, data.interactions.split, strict=True) if split == number]
+            for name, number in (("train", TRAIN), ("validation", VALIDATION), ("test", TEST))
+        }
+    whole = [("9", "40"), ("9", "50"), ("9", "10")]
+    assert splits["movielens"] == {
+        "train": [("8", "10"), ("8", "20"), ("8", "30"), ("8", "40"), *whole], "validation": [("9", "20")],
+        "test": [("8", "60"), ("9", "30")],
+    }  # fmt: skip
+    assert splits["movielens-unbroken"] == {
+        "train": [("8", "10"), ("8", "20"), *whole], "validation": [("8", "30"), ("9", "20")],
+        "test": [("8", "40"), ("9", "30")],
+    }  # fmt: skip
+
+
 def test_a_movielens_folder_is_converted(tmp_path: Path) -> None:
     (tmp_path / "movies.dat").write_text("7::Heat (1995)::Action|Crime\n8::Alien (1979)::Horror\n")
     (tmp_path / "users.dat").write_text("1::F::25::10::48067\n")

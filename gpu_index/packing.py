@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,6 +36,9 @@ _KINDS = {
     EventKind.EXPIRE: k.EXPIRE,
     EventKind.BAD: k.BAD_EVENT,
 }
+_FORMATS = {"<i8": "q", "<u8": "Q", "<f8": "d"}
+_LINE = struct.Struct("<" + "".join(_FORMATS[k.EVENT[name].str] for name in k.EVENT.names or ()))
+assert _LINE.size == k.EVENT.itemsize
 
 
 class PackedEvents(NamedTuple):
@@ -61,14 +65,14 @@ class Packer:
         out = bytearray()
         embeddings: list[NDArray[np.float32]] = []
         gates: list[NDArray[np.float32]] = []
-        rows = []
+        rows = bytearray()
         for event in events:
             try:
-                rows.append(self._row(event, out, embeddings, gates))
+                rows += _LINE.pack(*self._row(event, out, embeddings, gates))
             except VocabularyFull:
                 break
         words = np.frombuffer(bytes(out or NOTHING), np.uint32)  # read-only always: a kernel is compiled for what it is
-        packed = np.array(rows, k.EVENT)
+        packed = np.frombuffer(rows, k.EVENT) if rows else np.empty(0, k.EVENT)  # writable, as a bytearray is
         embedding, embedding_scale = self._stored(embeddings, self.dim, packed["embedding"])
         gate, gate_scale = self._stored(gates, self.gate_dim, packed["gate"])
         return PackedEvents(packed, words, k.Vectors(embedding, embedding_scale, gate, gate_scale))

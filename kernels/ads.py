@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kernels import extents as extents_
 from kernels import table as tables
+from kernels.compiled import IN_PLACE, INLINED
 from kernels.extents import Extents, extents
 from kernels.memory import reserve
 from kernels.pool import Pool, give, pool
@@ -26,6 +27,10 @@ PAUSED, FROM_META, ZERO_EMBEDDING = np.uint8(1), np.uint8(2), np.uint8(4)
 GIVEN_EMBEDDING, GIVEN_GATE = np.uint8(8), np.uint8(16)  # by an event, not by the model
 ADS, PAUSED_ADS, ZERO_ADS, FIELDS_ZEROED = 0, 1, 2, 3
 NEVER_US = 2**63 - 1
+# groups of columns, as an event changes them and a copy is told: live and active bits; bid, start, end; vectors with
+# their scales; all other columns that queries read
+BITS, SERVING, VECTORS, FACTS = 1, 2, 4, 8
+GROUPS_LOG2 = 4
 
 
 class Ads(NamedTuple):
@@ -81,7 +86,7 @@ def ads(
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def find_ad(a: Any, key: np.uint64, words: Any, at: int) -> int:
     """Slot of the ad whose id is the text at words[at] and whose hash is `key`; NO_SLOT if there is none."""
     slot = np.int64(a.table.head[tables.bucket(a.table, key)]) - 1
@@ -92,13 +97,13 @@ def find_ad(a: Any, key: np.uint64, words: Any, at: int) -> int:
     return NO_SLOT
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def text_words(words: Any, at: int) -> int:
     """Words of the text at `at`: its count of bytes, then the bytes."""
     return 1 + (np.int64(words[at]) + 3) // 4
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def same_text(one: Any, at: int, other: Any, p: int) -> bool:
     if one[at] != other[p]:
         return False
@@ -108,7 +113,7 @@ def same_text(one: Any, at: int, other: Any, p: int) -> bool:
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def count_field_terms(a: Any, slot: int, step: int) -> None:
     """Adds `step` references to each field term of the ad."""
     _count(a, a.advertiser[slot], step)
@@ -123,7 +128,7 @@ def count_field_terms(a: Any, slot: int, step: int) -> None:
         p += 3 + np.int64(words[p + 1]) + 2 * np.int64(words[p + 2])
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _count(a: Any, term: np.uint32, step: int) -> None:
     if term == 0:
         return
@@ -134,7 +139,7 @@ def _count(a: Any, term: np.uint32, step: int) -> None:
         a.state[FIELDS_ZEROED] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def set_live(a: Any, slot: int, now_us: int) -> None:
     """Sets the slot's bits from its flags and times, and notes when they change next."""
     word, bit = slot >> 6, np.uint64(1) << np.uint64(slot & 63)
@@ -150,20 +155,20 @@ def set_live(a: Any, slot: int, now_us: int) -> None:
             a.change_us[segment] = moment
 
 
-@njit(nogil=True, cache=True)
-def note_slot(a: Any, slot: int) -> None:
-    """Notes all columns of a slot, as an even number; odd is a segment whose bits were turned."""
-    note(a.state, 2 * slot)
+@njit(**INLINED)
+def note_slot(a: Any, slot: int, groups: int) -> None:
+    """Notes these groups of a slot's columns; no group: it is a segment, whose bits were turned."""
+    note(a.state, slot << GROUPS_LOG2 | groups)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def clear_live(a: Any, slot: int) -> None:
     bit = np.uint64(1) << np.uint64(slot & 63)
     a.active[slot >> 6] &= ~bit
     a.live[slot >> 6] &= ~bit
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def turn(a: Any, now_us: int, again: bool) -> int:
     """Turns the live bits of all segments in which a start or end has come by now, of all segments if `again`: the
     clock went backwards. -> segments looked at"""
@@ -172,7 +177,7 @@ def turn(a: Any, now_us: int, again: bool) -> int:
         if segment == len(a.change_us) or not (again or a.change_us[segment] <= now_us):
             continue
         looked += 1
-        note(a.state, 2 * segment + 1)
+        note_slot(a, segment, 0)
         a.change_us[segment] = NEVER_US
         for slot in range(segment * SEGMENT_SLOTS, (segment + 1) * SEGMENT_SLOTS):
             if (a.extents.bits[slot >> 6] >> np.uint64(slot & 63)) & np.uint64(1):
@@ -180,7 +185,7 @@ def turn(a: Any, now_us: int, again: bool) -> int:
     return looked
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def give_text(p: Any, at: int) -> None:
     if at != 0:
         give(p, at, text_words(p.words, at))

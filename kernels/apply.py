@@ -16,11 +16,15 @@ from numpy.typing import NDArray
 from kernels import table as tables
 from kernels.ads import (
     ADS,
+    BITS,
+    FACTS,
     FROM_META,
     GIVEN_EMBEDDING,
     GIVEN_GATE,
     PAUSED,
     PAUSED_ADS,
+    SERVING,
+    VECTORS,
     ZERO_ADS,
     ZERO_EMBEDDING,
     clear_live,
@@ -31,6 +35,7 @@ from kernels.ads import (
     set_live,
     text_words,
 )
+from kernels.compiled import ALLOCATES, IN_PLACE, INLINED, prefetch
 from kernels.expired import NO_SLOT as NOT_HELD
 from kernels.expired import forget_old, make_room, recall, remember, take_back
 from kernels.extents import NO_SLOT, give_slot, take_slot
@@ -57,6 +62,7 @@ SETS_TARGETING, SETS_SCHEDULE, SETS_BID, SETS_PAUSED, SETS_START, SETS_END = 1, 
 SETS_ADVERTISER, SETS_CAMPAIGN, SETS_FIELDS, SETS_FEATURES, SETS_EMBEDDING, SETS_GATE = 64, 128, 256, 512, 1024, 2048
 CLEARS_TARGETING, CLEARS_META = 4096, 8192
 GIVES_EMBEDDING, GIVES_GATE = 16384, 32768  # the vector that it sets is its own, not the model's
+AHEAD = 4  # events
 NO_TEXT = 0xFFFFFFFF  # in place of an offset into the batch's words
 
 EVENT = np.dtype(
@@ -81,7 +87,7 @@ class Vectors(NamedTuple):
     gate_scale: NDArray[np.float32]
 
 
-@njit(nogil=True, cache=True)
+@njit(**ALLOCATES)
 def _record(t: Any, slot_targeting: int, e: Any, words: Any, keep_targeting: bool, keep_schedule: bool) -> Any:
     """The record of the ad after the event: its expression from the event or kept, its schedule likewise."""
     own = np.int64(t.record[slot_targeting]) if keep_targeting or keep_schedule else np.int64(0)
@@ -106,7 +112,14 @@ def _record(t: Any, slot_targeting: int, e: Any, words: Any, keep_targeting: boo
     return out
 
 
-@njit(nogil=True, cache=True)
+@njit(**ALLOCATES)
+def _find_targeting(t: Any, held: int, e: Any, words: Any, keep: bool) -> int:
+    """Slot of the ad's record after the event, new ones added; NO_SLOT if full. `keep`: it has one, `held`."""
+    record = _record(t, held, e, words, keep and not e.sets & SETS_TARGETING, keep and not e.sets & SETS_SCHEDULE)
+    return find_or_add(t, record, 0)
+
+
+@njit(**INLINED)
 def _put(p: Any, words: Any, at: int, size: int) -> np.uint32:
     own = take(p, size)
     for i in range(size):
@@ -115,27 +128,30 @@ def _put(p: Any, words: Any, at: int, size: int) -> np.uint32:
     return np.uint32(own)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _give_record(p: Any, at: int) -> None:
     if at != 0:
         give(p, at, np.int64(p.words[at]))
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _move(a: Any, slot: int, to: int) -> None:
     """Carries an ad's columns over to another slot."""
     a.id_at[to], a.features_at[to], a.fields_at[to] = a.id_at[slot], a.features_at[slot], a.fields_at[slot]
     a.advertiser[to], a.campaign[to], a.version[to] = a.advertiser[slot], a.campaign[slot], a.version[slot]
     a.created_ms[to], a.bid[to], a.flags[to] = a.created_ms[slot], a.bid[slot], a.flags[slot]
     a.start_us[to], a.end_us[to] = a.start_us[slot], a.end_us[slot]
-    a.embedding[to], a.embedding_scale[to] = a.embedding[slot], a.embedding_scale[slot]
-    a.gate[to], a.gate_scale[to] = a.gate[slot], a.gate_scale[slot]
+    for i in range(a.embedding.shape[1]):
+        a.embedding[to, i] = a.embedding[slot, i]
+    for i in range(a.gate.shape[1]):
+        a.gate[to, i] = a.gate[slot, i]
+    a.embedding_scale[to], a.gate_scale[to] = a.embedding_scale[slot], a.gate_scale[slot]
     key = a.table.hash[slot]
     tables.remove(a.table, slot)
     tables.insert(a.table, to, key)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _tally(a: Any, slot: int, step: int) -> None:
     a.state[ADS] += step
     if a.flags[slot] & PAUSED:
@@ -144,7 +160,7 @@ def _tally(a: Any, slot: int, step: int) -> None:
         a.state[ZERO_ADS] += step
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _fill(a: Any, slot: int, e: Any, words: Any, vectors: Any) -> None:
     """Writes what the event sets into the ad's slot."""
     sets = e.sets
@@ -186,22 +202,34 @@ def _fill(a: Any, slot: int, e: Any, words: Any, vectors: Any) -> None:
     a.flags[slot] = flags
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _vector(rows: Any, scales: Any, slot: int, from_rows: Any, from_scales: Any, line: int) -> None:
-    if line < 0:
-        rows[slot] = 0
-        scales[slot] = np.float32(1)
-    else:
-        rows[slot] = from_rows[line]
-        scales[slot] = from_scales[line]
+    for i in range(rows.shape[1]):
+        rows[slot, i] = from_rows[line, i] if line >= 0 else 0
+    scales[slot] = from_scales[line] if line >= 0 else np.float32(1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
+def _groups(sets: int, whole: bool) -> int:
+    """Of columns, what an event changes in a slot that it had before; `whole`: all."""
+    if whole:
+        return BITS | SERVING | VECTORS | FACTS
+    groups = BITS
+    if sets & (SETS_BID | SETS_START | SETS_END):
+        groups |= SERVING
+    if sets & (SETS_EMBEDDING | SETS_GATE):
+        groups |= VECTORS
+    if sets & (SETS_ADVERTISER | SETS_CAMPAIGN | SETS_FIELDS):
+        groups |= FACTS
+    return groups
+
+
+@njit(**INLINED)
 def _remove(a: Any, t: Any, slot: int) -> None:
     targeting = np.int64(a.targeting[slot])
     _tally(a, slot, -1)
     clear_live(a, slot)
-    note_slot(a, slot)
+    note_slot(a, slot, BITS)
     count_field_terms(a, slot, -1)
     tables.remove(a.table, slot)
     give_text(a.texts, np.int64(a.id_at[slot]))
@@ -211,7 +239,7 @@ def _remove(a: Any, t: Any, slot: int) -> None:
     drop_reference(t, targeting)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us: int) -> int:
     """A create or modify whose ad is at `slot` (NO_SLOT: none yet). -> slot after it, NO_SLOT if there is no room"""
     id_words = text_words(words, e.id) if slot == NO_SLOT else 0
@@ -223,8 +251,7 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
     to, changed = slot, slot == NO_SLOT or (e.sets & (SETS_TARGETING | SETS_SCHEDULE)) != 0
     if changed:
         keep = slot != NO_SLOT
-        record = _record(t, held, e, words, keep and not e.sets & SETS_TARGETING, keep and not e.sets & SETS_SCHEDULE)
-        targeting = find_or_add(t, record, 0)
+        targeting = _find_targeting(t, held, e, words, keep)
         if targeting == NO_SLOT:
             return NO_SLOT
         if slot == NO_SLOT or targeting != held:
@@ -237,7 +264,7 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
             if slot != NO_SLOT:
                 _move(a, slot, to)
                 clear_live(a, slot)
-                note_slot(a, slot)
+                note_slot(a, slot, BITS)
                 give_slot(a.extents, held, slot)
                 drop_reference(t, held)
             else:
@@ -252,11 +279,11 @@ def _put_ad(a: Any, t: Any, e: Any, slot: int, words: Any, vectors: Any, now_us:
     _tally(a, to, 1)
     a.partition[to], a.offset[to] = np.int32(e.partition), e.offset
     set_live(a, to, now_us)
-    note_slot(a, to)
+    note_slot(a, to, _groups(e.sets, e.kind == CREATE or to != slot))
     return to
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _ad_bytes(e: Any, words: Any, slot_bytes: int) -> int:
     """The most memory that a new ad takes: its slot, its words in pools whose blocks are up to half larger than what
     was asked for, and a posting of four bytes for each word of its targeting, in lists that may double."""
@@ -270,7 +297,7 @@ def _ad_bytes(e: Any, words: Any, slot_bytes: int) -> int:
     return slot_bytes + 6 * count
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _one(
     a: Any, t: Any, x: Any, e: Any, words: Any, vectors: Any, partitions: int, room_bytes: Any, slot_bytes: int,
     now_us: int, limit_ms: int,
@@ -318,7 +345,7 @@ def _one(
     return APPLIED
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _clear_targeting(a: Any, slot: int, e: Any) -> None:
     """A null clears only its own kind of targeting: where the ad has the other, the event leaves it."""
     meta = (a.flags[slot] & FROM_META) != 0
@@ -329,7 +356,39 @@ def _clear_targeting(a: Any, slot: int, e: Any) -> None:
         e.from_meta = 1 if meta else 0
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
+def _look_ahead(a: Any, t: Any, events: Any, i: int) -> None:
+    """Has what the next events will need on its way from memory, each step of it when the one before has come: the
+    bucket of the ad's id, then the columns of the first ad of the bucket, mostly the one, then what these refer to."""
+    if i + 3 * AHEAD < len(events):
+        prefetch(a.table.head, 4 * tables.bucket(a.table, events[i + 3 * AHEAD].key))
+    if i + 2 * AHEAD < len(events):
+        slot = np.int64(a.table.head[tables.bucket(a.table, events[i + 2 * AHEAD].key)]) - 1
+        if slot >= 0:
+            _fetch_columns(a, slot)
+    if i + AHEAD < len(events):
+        slot = np.int64(a.table.head[tables.bucket(a.table, events[i + AHEAD].key)]) - 1
+        if slot >= 0:
+            prefetch(a.texts.words, 4 * np.int64(a.id_at[slot]))
+            prefetch(t.references, 4 * np.int64(a.targeting[slot]))
+            prefetch(t.record, 4 * np.int64(a.targeting[slot]))
+
+
+@njit(**INLINED)
+def _fetch_columns(a: Any, slot: int) -> None:
+    prefetch(a.table.hash, 8 * slot)
+    for longs in (a.version, a.offset, a.start_us, a.end_us):
+        prefetch(longs, 8 * slot)
+    prefetch(a.bid, 8 * slot)
+    for words in (a.id_at, a.targeting, a.fields_at, a.features_at):
+        prefetch(words, 4 * slot)
+    prefetch(a.partition, 4 * slot)
+    prefetch(a.flags, slot)
+    prefetch(a.active, slot >> 3)
+    prefetch(a.live, slot >> 3)
+
+
+@njit(**IN_PLACE)
 def apply_events(
     ads: Any, targetings: Any, expired: Any, events: Any, words: Any, vectors: Any, positions: Any, room_bytes: Any,
     slot_bytes: int, now_us: int, limit_ms: int, outcomes: Any, first: int, refused: int,
@@ -341,6 +400,7 @@ def apply_events(
     -> their number, or that of the first that finds no room and lies at `refused` or behind: nothing of it has been
     applied, and it may be tried again with more room; those before `refused` are INDEX_FULL then."""
     for i in range(first, len(events)):
+        _look_ahead(ads, targetings, events, i)
         e = events[i]
         position = positions[e.partition]
         if e.offset < position:
@@ -359,7 +419,7 @@ def apply_events(
     return len(events)
 
 
-@njit(nogil=True, cache=True)
+@njit(**ALLOCATES)
 def room_needed(a: Any, t: Any, e: Any, words: Any) -> tuple[int, int, int]:
     """Words that a create or modify may take at most. -> of records, of postings, of fields"""
     fields = 2 * np.int64(words[e.fields]) if e.fields >= 0 else np.int64(0)

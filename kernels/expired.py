@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kernels import table as tables
 from kernels.ads import same_text, text_words
+from kernels.compiled import IN_PLACE, INLINED
 from kernels.memory import reserve
 from kernels.pool import Pool, fits, give, pool, take
 
@@ -54,7 +55,7 @@ def expired(expired_max: int) -> Expired:
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def recall(x: Any, key: np.uint64, words: Any, at: int, limit_ms: int) -> int:
     """Slot of the remembered version of the id at words[at], or NO_SLOT."""
     slot = np.int64(x.table.head[tables.bucket(x.table, key)]) - 1
@@ -66,7 +67,7 @@ def recall(x: Any, key: np.uint64, words: Any, at: int, limit_ms: int) -> int:
     return NO_SLOT
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _forget(x: Any, slot: int) -> None:
     if x.version[slot] == GONE:
         return
@@ -77,7 +78,7 @@ def _forget(x: Any, slot: int) -> None:
     x.state[HELD] -= 1
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def take_back(x: Any, key: np.uint64, words: Any, at: int) -> None:
     """Forgets the version of this id, if one is held: the ad lives again, or a newer expire comes."""
     slot = np.int64(x.table.head[tables.bucket(x.table, key)]) - 1
@@ -88,7 +89,7 @@ def take_back(x: Any, key: np.uint64, words: Any, at: int) -> None:
         slot = np.int64(x.table.next[slot]) - 1
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _drop_first(x: Any, partition: int) -> None:
     """Gives back the entry at the head of the partition's queue."""
     slot = np.int64(x.first[partition]) - 1
@@ -100,13 +101,13 @@ def _drop_first(x: Any, partition: int) -> None:
     x.state[FREE] = slot + 1
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _has_room(x: Any, words: Any, at: int) -> bool:
     room = x.state[FREE] != 0 or x.state[FRONTIER] < len(x.version)
     return room and fits(x.texts, text_words(words, at), 0)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def make_room(x: Any, words: Any, at: int, partition: int, partitions: int) -> bool:
     """Makes room for the version of the id at words[at], expired in this partition just now, at the cost of the oldest
     entries of all `partitions`. False: it would itself be the oldest, and is not to be remembered."""
@@ -127,7 +128,7 @@ def make_room(x: Any, words: Any, at: int, partition: int, partitions: int) -> b
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def remember(x: Any, key: np.uint64, words: Any, at: int, version: int, partition: int) -> None:
     """Remembers the version of an ad that expired in this partition just now, in place of an older one."""
     take_back(x, key, words, at)
@@ -153,7 +154,7 @@ def remember(x: Any, key: np.uint64, words: Any, at: int, version: int, partitio
     x.state[HELD] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def forget_old(x: Any, partition: int, limit_ms: int) -> None:
     """Gives back the entries at the head of the partition's queue whose time is over."""
     while x.first[partition] != 0:

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from kernels.compiled import IN_PLACE, INLINED
 from kernels.memory import reserve
 from kernels.touched import LIMIT, state
 
@@ -44,7 +45,7 @@ def extents(targetings_max: int, slots_max: int) -> Extents:
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _push_free(x: Any, start: int, c: int) -> None:
     x.kind[start] = np.uint8(c) | FREE
     x.previous[start] = np.uint32(0)
@@ -54,7 +55,7 @@ def _push_free(x: Any, start: int, c: int) -> None:
     x.free[c] = np.uint32(start + 1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _unlink_free(x: Any, start: int, c: int) -> None:
     before, after = x.previous[start], x.next[start]
     if before != 0:
@@ -65,7 +66,7 @@ def _unlink_free(x: Any, start: int, c: int) -> None:
         x.previous[after - 1] = before
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _take_extent(x: Any, c: int) -> int:
     """First slot of an extent of class c, or NO_SLOT."""
     of = c
@@ -88,7 +89,7 @@ def _take_extent(x: Any, c: int) -> int:
     return start
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _give_extent(x: Any, start: int, c: int) -> None:
     x.kind[start] = np.uint8(0)
     while c < CLASS_MAX:
@@ -102,7 +103,7 @@ def _give_extent(x: Any, start: int, c: int) -> None:
     _push_free(x, start, c)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _link(x: Any, targeting: int, start: int) -> None:
     """Puts an extent first in its targeting's ring."""
     if x.ring[targeting] == 0:
@@ -118,7 +119,7 @@ def _link(x: Any, targeting: int, start: int) -> None:
     x.ring[targeting] = np.uint32(start + 1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _unlink(x: Any, targeting: int, start: int) -> None:
     after, before = x.next[start], x.previous[start]
     if after == start + 1:
@@ -130,7 +131,7 @@ def _unlink(x: Any, targeting: int, start: int) -> None:
         x.ring[targeting] = after
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _lowest_unused(x: Any, start: int, size: int) -> int:
     slot = start
     while slot < start + size:
@@ -141,7 +142,7 @@ def _lowest_unused(x: Any, start: int, size: int) -> int:
     return NO_SLOT
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def extent_of(x: Any, slot: int) -> int:
     """First slot of the extent that a slot in use lies in."""
     c = 0
@@ -152,13 +153,13 @@ def extent_of(x: Any, slot: int) -> int:
         c += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def extent_slots(x: Any, start: int) -> int:
     """Slots of the extent that begins at `start`."""
     return np.int64(1) << np.int64(x.kind[start] & CLASS_BITS)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _double(x: Any, start: int) -> bool:
     """Makes an extent twice as large where the neighbour above is its buddy and free; so the ads of a campaign that
     come one after another lie in one run."""
@@ -172,7 +173,7 @@ def _double(x: Any, start: int) -> bool:
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def take_slot(x: Any, targeting: int, held: int) -> int:
     """A slot for one more ad of this targeting, which holds `held` so far, beside them where there is room.
 
@@ -199,7 +200,7 @@ def take_slot(x: Any, targeting: int, held: int) -> int:
     return slot
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def give_slot(x: Any, targeting: int, slot: int) -> None:
     """Takes back a slot that this targeting was given."""
     x.bits[slot >> 6] &= ~(np.uint64(1) << np.uint64(slot & 63))

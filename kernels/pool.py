@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from kernels.compiled import INLINED
 from kernels.memory import reserve
 from kernels.touched import LIMIT, note, state
 
@@ -34,13 +35,13 @@ def pool(words_max: int, touched_max: int = 0) -> Pool:
     return made
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**INLINED)
 def class_words(c: int) -> int:
     """Words of a block of class c."""
     return (np.int64(2) << (c >> 1)) if c & 1 == 0 else (np.int64(3) << (c >> 1))
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def class_of(count: int) -> int:
     """The smallest class that holds `count` words."""
     c = 0
@@ -49,7 +50,7 @@ def class_of(count: int) -> int:
     return c
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def take(p: Any, count: int) -> int:
     """Offset of a block of at least `count` words, its contents undefined; 0 if the pool is full."""
     c = class_of(count)
@@ -66,7 +67,7 @@ def take(p: Any, count: int) -> int:
     return at
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def fits(p: Any, count: int, other: int) -> bool:
     """Whether there is room for a block of `count` words and one of `other` words beside it; 0: no such block."""
     fresh = np.int64(0)
@@ -77,7 +78,7 @@ def fits(p: Any, count: int, other: int) -> bool:
     return p.state[FRONTIER] + fresh <= p.state[LIMIT]
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def give(p: Any, at: int, count: int) -> None:
     """Returns the block at offset `at` that was taken for `count` words."""
     c = class_of(count)

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from kernels.compiled import IN_PLACE, INLINED
 from kernels.memory import reserve
 from kernels.pool import FRONTIER as POOL_FRONTIER
 from kernels.pool import Pool, class_of, class_words, give, pool, take
@@ -54,42 +55,42 @@ def rows(
     return made
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def common(live: int) -> int:
     """Above this many targetings of `live`, a term has a row."""
     return 64 + (live >> 8)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def set_bit(x: Any, row: int, slot: int) -> None:
     x.bits[row, slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
     _note_bit(x, row, slot)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def clear_bit(x: Any, row: int, slot: int) -> None:
     x.bits[row, slot >> 6] &= ~(np.uint64(1) << np.uint64(slot & 63))
     _note_bit(x, row, slot)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**INLINED)
 def _note_bit(x: Any, row: int, slot: int) -> None:
     note(x.state, row * (x.bits.shape[1] >> 1) + (slot >> 7))
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def postings_room(entries: int, live: int) -> int:
     """Words beyond the frontier that `entries` more postings may take, however they fall."""
     return entries * class_words(class_of(common(live) + 2)) * 2
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def room(x: Any, entries: int, live: int) -> bool:
     """Whether `entries` more postings fit, however they fall."""
     return x.postings.state[POOL_FRONTIER] + postings_room(entries, live) <= x.postings.state[LIMIT]
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _grow(x: Any, entry: int, count: int) -> None:
     """Gives the entry's list room for `count`, keeping what it holds."""
     c = class_of(count)
@@ -107,14 +108,14 @@ def _grow(x: Any, entry: int, count: int) -> None:
     x.capacity[entry] = np.uint8(c + 1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _drop_list(x: Any, entry: int) -> None:
     if x.capacity[entry] != 0:
         give(x.postings, np.int64(x.offset[entry]), class_words(np.int64(x.capacity[entry]) - 1))
         x.capacity[entry] = np.uint8(0)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _to_row(x: Any, entry: int) -> None:
     """Makes the list a row, if there is one to be had; a list serves as well, only slower."""
     row = x.state[ROWS_FREE]
@@ -133,7 +134,7 @@ def _to_row(x: Any, entry: int) -> None:
     x.entry_of[row] = np.uint32(entry)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _to_list(x: Any, entry: int, words: int) -> None:
     row = np.int64(x.row[entry])
     x.row[entry] = np.uint32(0)
@@ -155,7 +156,7 @@ def _to_list(x: Any, entry: int, words: int) -> None:
     x.state[ROWS_FREE] = row
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def add_entry(x: Any, entry: int, slot: int, live: int) -> None:
     """The targeting at `slot`, which has not this entry yet, has it from now on."""
     count = np.int64(x.uses[entry])
@@ -174,7 +175,7 @@ def add_entry(x: Any, entry: int, slot: int, live: int) -> None:
         x.uses[entry] = np.uint32(count + 1)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def remove_entry(x: Any, entry: int, slot: int, live: int, words: int) -> None:
     """The targeting at `slot`, which has this entry, has it no more. `words` of each row are in use."""
     count = np.int64(x.uses[entry]) - 1
@@ -196,13 +197,13 @@ def remove_entry(x: Any, entry: int, slot: int, live: int, words: int) -> None:
         _shrink(x, entry, count)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _shrink(x: Any, entry: int, count: int) -> None:
     if class_of(count) + 1 < x.capacity[entry] and room(x, 1, count):
         _grow(x, entry, count)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def sweep(x: Any, steps: int, live: int, words: int) -> None:
     """Looks at the next few rows and turns those that became rare, as the index grew, into lists."""
     fixed = CONSTRAINED_ROW + len(x.constrained)

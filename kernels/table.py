@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from kernels.compiled import IN_PLACE, INLINED
 from kernels.memory import reserve
 
 LEVEL, SPLIT, COUNT = 0, 1, 2
@@ -32,7 +33,7 @@ def table(slots_max: int) -> Table:
     )
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def bucket(t: Any, key: np.uint64) -> int:
     level = t.state[LEVEL]
     b = np.int64(key & np.uint64((np.int64(1) << level) - 1))
@@ -41,7 +42,7 @@ def bucket(t: Any, key: np.uint64) -> int:
     return b
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def insert(t: Any, slot: int, key: np.uint64) -> None:
     """Adds a slot that is not in the table."""
     t.hash[slot] = key
@@ -53,7 +54,7 @@ def insert(t: Any, slot: int, key: np.uint64) -> None:
         _split(t)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _split(t: Any) -> None:
     level, low = t.state[LEVEL], t.state[SPLIT]
     size = np.int64(1) << level
@@ -74,7 +75,7 @@ def _split(t: Any) -> None:
         t.state[SPLIT] = 0
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def remove(t: Any, slot: int) -> None:
     """Takes a slot that is in the table out of it."""
     b = bucket(t, t.hash[slot])

@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from kernels import table as tables
+from kernels.compiled import ALLOCATES, IN_PLACE, INLINED, prefetch
 from kernels.memory import reserve
 from kernels.pool import Pool, fits, give, pool, take
 from kernels.program import (
@@ -82,19 +83,19 @@ def targetings(
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def row_words(x: Any) -> int:
     """Words of a row that are in use, in whole blocks."""
     return (x.state[FRONTIER] + 64 * BLOCK_WORDS - 1) // (64 * BLOCK_WORDS) * BLOCK_WORDS
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def expression_at(words: Any, at: int) -> int:
     """Where the expression of the record at `at` begins."""
     return at + RECORD_HEAD + (SCHEDULE_WORDS if words[at + 1] != NO_ZONE else 0)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _leaf_cover(x: Any, words: Any, p: int, out: Any, n: int) -> tuple[int, bool]:
     """Appends the terms of which a request has one wherever the leaf is true. -> count (-1: no such terms), exact"""
     op = words[p] & 15
@@ -116,7 +117,7 @@ def _leaf_cover(x: Any, words: Any, p: int, out: Any, n: int) -> tuple[int, bool
     return -1, False
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _cover(x: Any, words: Any, p: int, out: Any, n: int) -> tuple[int, int, bool]:
     """The same of a leaf, or of an ANY of leaves of one attribute. -> attribute (-1: none), count, exact"""
     end, attribute, exact = p + node_words(words, p), np.int64(-1), True
@@ -135,7 +136,7 @@ def _cover(x: Any, words: Any, p: int, out: Any, n: int) -> tuple[int, int, bool
     return attribute, n, exact
 
 
-@njit(nogil=True, cache=True)
+@njit(**ALLOCATES)
 def conditions(x: Any, words: Any, at: int) -> tuple[Any, Any, Any]:
     """What rows say of the record at `at`. -> entries (ascending), constrained[attributes + 1], and what is left to a
     program: the conjuncts that rows do not decide, each as its place from `at` << 1, and 1 where it is negated"""
@@ -187,7 +188,7 @@ def conditions(x: Any, words: Any, at: int) -> tuple[Any, Any, Any]:
     return _unique(entries, count), constrained, open_conjuncts[:open_count]
 
 
-@njit(nogil=True, cache=True)
+@njit(**ALLOCATES)
 def _unique(entries: Any, count: int) -> Any:
     entries = np.sort(entries[:count])
     kept = 0
@@ -198,7 +199,7 @@ def _unique(entries: Any, count: int) -> Any:
     return entries[:kept]
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _count_terms(x: Any, words: Any, at: int, step: int) -> None:
     """Adds `step` references to each term that the record names."""
     p, end = expression_at(words, at), at + np.int64(words[at])
@@ -219,7 +220,7 @@ def _count_terms(x: Any, words: Any, at: int, step: int) -> None:
         p = after
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def record_hash(words: Any, at: int) -> np.uint64:
     h = np.uint64(0x243F6A8885A308D3)
     for i in range(at, at + np.int64(words[at])):
@@ -228,7 +229,7 @@ def record_hash(words: Any, at: int) -> np.uint64:
     return h
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def find(x: Any, words: Any, at: int) -> int:
     """Slot of the record at words[at], or NO_SLOT."""
     h = record_hash(words, at)
@@ -246,14 +247,42 @@ def find(x: Any, words: Any, at: int) -> int:
     return NO_SLOT
 
 
-@njit(nogil=True, cache=True)
+@njit(**ALLOCATES)
 def find_or_add(x: Any, words: Any, at: int) -> int:
     """Slot of the record at words[at] (not in the own pool), added without a reference if new; NO_SLOT if full."""
     slot = find(x, words, at)
     if slot != NO_SLOT:
         return slot
-    size = np.int64(words[at])
     entries, constrained, open_conjuncts = conditions(x, words, at)
+    return _add(x, words, at, entries, constrained, open_conjuncts)
+
+
+@njit(**IN_PLACE)
+def _fetch(x: Any, entries: Any) -> None:
+    """Has what the entries' rows and lists begin with on its way, all at once: it lies anywhere in memory."""
+    for entry in entries:
+        prefetch(x.row, 4 * np.int64(entry))
+        prefetch(x.uses, 4 * np.int64(entry))
+        prefetch(x.offset, 4 * np.int64(entry))
+        prefetch(x.capacity, np.int64(entry))
+
+
+@njit(**IN_PLACE)
+def _fetch_bits(x: Any, entries: Any, slot: int) -> None:
+    """The same of the words that will change in them."""
+    for entry in entries:
+        row = np.int64(x.row[entry])
+        if row != 0:
+            prefetch(x.bits, row * x.bits.shape[1] * 8 + (slot >> 6) * 8)
+        else:
+            prefetch(x.postings.words, 4 * (np.int64(x.offset[entry]) + np.int64(x.uses[entry]) - 1))
+
+
+@njit(**IN_PLACE)
+def _add(x: Any, words: Any, at: int, entries: Any, constrained: Any, open_conjuncts: Any) -> int:
+    """Slot of a new record, without a reference; NO_SLOT if full."""
+    _fetch(x.rows, entries)
+    size = np.int64(words[at])
     full = x.state[FREE_COUNT] == 0 and x.state[FRONTIER] >= x.state[LIMIT]
     room_for = size + 1 + len(open_conjuncts)
     if full or not fits(x.records, room_for, 0) or not room(x.rows, len(entries), x.state[LIVE]):
@@ -272,6 +301,7 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
         x.records.words[own + size + 1 + i] = open_conjuncts[i]
     note_words(x.records.state, own, room_for)
     note(x.state, slot >> 2)
+    _fetch_bits(x.rows, entries, slot)
     x.record[slot], x.references[slot] = np.uint32(own), np.uint32(0)
     x.state[LIVE] += 1
     tables.insert(x.table, slot, record_hash(words, at))
@@ -289,11 +319,19 @@ def find_or_add(x: Any, words: Any, at: int) -> int:
     return slot
 
 
-@njit(nogil=True, cache=True)
+@njit(**ALLOCATES)
 def release(x: Any, slot: int) -> None:
     """Frees a targeting without references: clears what its record says was set."""
+    entries, constrained, open_conjuncts = conditions(x, x.records.words, np.int64(x.record[slot]))
+    _release(x, slot, entries, constrained, len(open_conjuncts))
+
+
+@njit(**IN_PLACE)
+def _release(x: Any, slot: int, entries: Any, constrained: Any, open_count: int) -> None:
+    _fetch(x.rows, entries)
     own, words = np.int64(x.record[slot]), x.records.words
-    entries, constrained, open_conjuncts = conditions(x, words, own)
+    _count_terms(x, words, own, -1)
+    _fetch_bits(x.rows, entries, slot)
     x.state[LIVE] -= 1
     for entry in entries:
         remove_entry(x.rows, np.int64(entry), slot, x.state[LIVE], row_words(x))
@@ -302,26 +340,25 @@ def release(x: Any, slot: int) -> None:
             clear_bit(x.rows, CONSTRAINED_ROW + a, slot)
             x.rows.constrained[a] -= 1
     clear_bit(x.rows, USED_ROW, slot)
-    if len(open_conjuncts) > 0:
+    if open_count > 0:
         clear_bit(x.rows, CHECK_ROW, slot)
         x.state[PROGRAMS] -= 1
-    _count_terms(x, words, own, -1)
     tables.remove(x.table, slot)
-    give(x.records, own, np.int64(words[own]) + 1 + len(open_conjuncts))
+    give(x.records, own, np.int64(words[own]) + 1 + open_count)
     x.record[slot] = np.uint32(0)
     note(x.state, slot >> 2)
     x.free[x.state[FREE_COUNT]] = np.uint32(slot)
     x.state[FREE_COUNT] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def refer(x: Any, slot: int) -> None:
     """One more ad has this targeting."""
     x.references[slot] += np.uint32(1)
     x.block_ads[slot // (64 * BLOCK_WORDS)] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def drop_reference(x: Any, slot: int) -> None:
     """One ad less has this targeting, which is freed with its last."""
     x.references[slot] -= np.uint32(1)
@@ -330,7 +367,7 @@ def drop_reference(x: Any, slot: int) -> None:
         release(x, slot)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def tidy(x: Any) -> None:
     """A few steps of housekeeping, once a batch."""
     sweep(x.rows, SWEEP_ROWS, x.state[LIVE], row_words(x))

@@ -14,6 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from kernels.compiled import IN_PLACE, INLINED
+
 UNIT_BYTES = 16
 OWN = 6  # numbers of the table itself, from the first
 LIMIT = 6  # how much may be in use: at most the capacity, and less where a copy has no room for more
@@ -28,13 +30,13 @@ def state(limit: int, touched_max: int) -> NDArray[np.int64]:
     return made
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**INLINED)
 def note(state: Any, unit: int) -> None:
     if len(state) > LOG:
         append(state, unit)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def append(state: Any, unit: int) -> None:
     n = state[LOGGED]
     state[LOGGED] = n + 1
@@ -42,7 +44,7 @@ def append(state: Any, unit: int) -> None:
         state[LOG + n] = unit
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def note_words(state: Any, first: int, count: int) -> None:
     """Notes the units of `count` 32-bit words."""
     if len(state) > LOG:
@@ -50,22 +52,13 @@ def note_words(state: Any, first: int, count: int) -> None:
             append(state, unit)
 
 
-@njit(nogil=True, cache=True)
-def take(state: Any, seen: Any, out: Any) -> int:
-    """Empties the log into out, each unit once. -> their number; -1: the log overflowed, everything may have changed.
-    `seen` is a bit per unit, zeros before and after; `out` has room for a full log."""
-    n = state[LOGGED]
+def taken(state: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """The notes, ascending, and empties the log; None: it overflowed, everything may have changed. What is given lies
+    in the log itself and is good until the next note."""
+    count = int(state[LOGGED])
     state[LOGGED] = 0
-    if LOG + n > len(state):
-        return -1
-    count = 0
-    for i in range(LOG, LOG + n):
-        unit = state[i]
-        bit = np.uint64(1) << np.uint64(unit & 63)
-        if seen[unit >> 6] & bit == 0:
-            seen[unit >> 6] |= bit
-            out[count] = unit
-            count += 1
-    for i in range(count):
-        seen[out[i] >> 6] = np.uint64(0)
-    return count
+    if LOG + count > len(state):
+        return None
+    notes = state[LOG : LOG + count]
+    notes.sort()  # neighbours come together, and what was noted twice
+    return notes

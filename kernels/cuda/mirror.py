@@ -10,8 +10,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kernels import ads as ads_
 from kernels import extents as extents_
 from kernels import pool as pool_
@@ -19,14 +17,21 @@ from kernels import rows as rows_
 from kernels import targetings as targetings_
 from kernels.cuda.ads import THREADS, patch
 from kernels.cuda.buffers import Buffers
-from kernels.cuda.paged import Delta, Paged, Slabs, bit_units, one_row, slot_units, total_missing
+from kernels.cuda.paged import Delta, Paged, Slabs, one_row, total_missing
 from kernels.cuda.types import Device, DeviceColumns, OutOfDeviceMemory, PagedColumn
-from kernels.memory import reserve
 from kernels.precision import Precision, row_width
-from kernels.touched import LIMIT, LOG, UNIT_BYTES, take
+from kernels.touched import LIMIT, LOG, UNIT_BYTES, taken
 
 RESERVED_SHARE = 16  # a part in so many of the device's memory is left to queries
 ROWS_AHEAD = 64  # rows granted beyond those in use: without a row a common term stays a list, only slower
+
+
+VECTOR_COLUMNS = ("embedding", "embedding_scale", "gate", "gate_scale")
+WIDE = ("embedding", "gate")  # in slabs of their own: another model's may be wider, and take the place of these
+GROUP_OF = {  # of the others: ads_.FACTS
+    **dict.fromkeys(("start_us", "end_us", "bid"), ads_.SERVING),
+    **dict.fromkeys(VECTOR_COLUMNS, ads_.VECTORS),
+}
 
 
 class Sizes(NamedTuple):
@@ -59,48 +64,46 @@ class Mirror:
         assert sizes.slots_log2 >= 13 and sizes.targetings_log2 >= 15 and sizes.words_log2 >= 10, sizes
         assert len(ads.state) > LOG, "the tables keep no log"
         self.device, self.sizes, self._slabs = device, sizes, Slabs(device)
-        self.ads, self.targetings = ads, targetings
+        self._wide_slabs = {name: Slabs(device) for name in WIDE}
+        self.ads, self.targetings, self._precision = ads, targetings, precision
         a, t = ads, targetings
         self.bits = {name: self._bits(getattr(a, name)) for name in ("live", "active")}
         self.columns = {
-            name: self._column(array)
+            name: self._column(array, self._wide_slabs.get(name))
             for name, array in (
                 ("targeting", a.targeting), ("start_us", a.start_us), ("end_us", a.end_us), ("bid", a.bid),
-                ("tie", a.table.hash), ("embedding", a.embedding), ("embedding_scale", a.embedding_scale),
-                ("gate", a.gate), ("gate_scale", a.gate_scale), ("fields_at", a.fields_at),
-                ("advertiser", a.advertiser), ("campaign", a.campaign), ("created_ms", a.created_ms),
+                ("tie", a.table.hash), *((name, getattr(a, name)) for name in VECTOR_COLUMNS),
+                ("fields_at", a.fields_at), ("advertiser", a.advertiser), ("campaign", a.campaign),
+                ("created_ms", a.created_ms),
             )
         }  # fmt: skip
         width = (t.rows.bits.shape[1] - rows_.STRIDE_PAD_WORDS) * 8
         self.rows = Paged(device, self._slabs, t.rows.bits, 1 << self.row_units_log2, used_bytes=width)
         self.record = self._flat(t.record, sizes.targetings_log2)
         self.pools = {name: self._flat(pool.words, sizes.words_log2) for name, pool in self._pools().items()}
-        self.score_columns = DeviceColumns(
-            sizes.slots_log2, precision, dim, gate_dim,
-            *map(self._paged_column, ("embedding", "embedding_scale", "gate", "gate_scale", "bid", "tie")),
-        )  # fmt: skip
+        self.score_columns = self._score_columns(precision, dim, gate_dim)
         self.buffers = Buffers(device)  # of the passes over it
         self._delta = Delta(device)
         self._reserved = device.memory()[1] // RESERVED_SHARE
-        self._seen = {
-            id(table): reserve(units // 64 + 1, np.uint64, sparse=True, forked=False) for table, units in self._logs()
-        }
-        self._units = np.empty(max(len(state) for state in self._states()), np.int64)
         self._grant(Need(), 0)
         for paged in self._all():
             paged.upload()
         for state in self._states():
-            take(state, self._seen[id(state)], self._units)
+            taken(state)
 
     # -- what there is
 
-    def _column(self, array: Any) -> Paged:
-        return self._flat(array, self.sizes.slots_log2)
+    def _score_columns(self, precision: Precision, dim: int, gate_dim: int) -> DeviceColumns:
+        columns = map(self._paged_column, (*VECTOR_COLUMNS, "bid", "tie"))
+        return DeviceColumns(self.sizes.slots_log2, precision, dim, gate_dim, *columns)
 
-    def _flat(self, array: Any, items_log2: int) -> Paged:
+    def _column(self, array: Any, slabs: Slabs | None = None) -> Paged:
+        return self._flat(array, self.sizes.slots_log2, slabs)
+
+    def _flat(self, array: Any, items_log2: int, slabs: Slabs | None = None) -> Paged:
         """Pages of 2^items_log2 items (or rows) of the array."""
         page_bytes = (array.nbytes // len(array)) << items_log2
-        return Paged(self.device, self._slabs, one_row(array), page_bytes // UNIT_BYTES)
+        return Paged(self.device, slabs or self._slabs, one_row(array), page_bytes // UNIT_BYTES)
 
     def _bits(self, array: Any) -> Paged:
         return self._flat(array, self.sizes.slots_log2 - 6)
@@ -119,49 +122,56 @@ class Mirror:
 
     def _paged_column(self, name: str) -> PagedColumn:
         paged = self.columns[name]
-        return PagedColumn(paged.table, paged.page_bytes >> self.sizes.slots_log2)
+        return PagedColumn(paged.table, self._item_bytes(paged))
+
+    def _item_bytes(self, paged: Paged) -> int:
+        """Of a slot, in one of the columns."""
+        return paged.page_bytes >> self.sizes.slots_log2
 
     def _states(self) -> list[Any]:
         a, t = self.ads, self.targetings
         return [a.state, t.state, t.rows.state, *(pool.state for pool in self._pools().values())]
 
-    def _logs(self) -> list[tuple[Any, int]]:
-        """Each state with a log, and how many units its notes may name."""
-        a, t = self.ads, self.targetings
-        return [
-            (a.state, 2 * len(a.targeting) + 2), (t.state, len(t.record) // 4 + 1),
-            (t.rows.state, t.rows.bits.nbytes // UNIT_BYTES),
-            *((pool.state, len(pool.words) // 4 + 1) for pool in self._pools().values()),
-        ]  # fmt: skip
-
     def memory(self) -> dict[str, int]:
         """Bytes granted, by part."""
-        vectors = ("embedding", "embedding_scale", "gate", "gate_scale")
         per_ad = {**self.bits, **self.columns}
         return {
             "rows": self.rows.granted_bytes,
             "records": self.record.granted_bytes + self.pools["records"].granted_bytes,
             "lists": self.pools["postings"].granted_bytes,
             "fields": self.pools["fields"].granted_bytes,
-            "vectors": sum(per_ad[name].granted_bytes for name in vectors),
-            "ads": sum(paged.granted_bytes for name, paged in per_ad.items() if name not in vectors),
+            "vectors": sum(per_ad[name].granted_bytes for name in VECTOR_COLUMNS),
+            "ads": sum(paged.granted_bytes for name, paged in per_ad.items() if name not in VECTOR_COLUMNS),
         }
 
     def widened(self, dim: int, gate_dim: int) -> tuple[int, int]:
         """Bytes that vectors of these widths take beyond those in use, and bytes that there are for them."""
-        slots, precision = self.columns["embedding"].pages << self.sizes.slots_log2, self.score_columns.precision
+        slots, precision = self.columns["embedding"].pages << self.sizes.slots_log2, self._precision
         more = sum(
             row_width(width, precision) * array.itemsize - array.nbytes // len(array)
             for array, width in ((self.ads.embedding, dim), (self.ads.gate, gate_dim))
         )
-        return slots * more, self._slabs.free_bytes() - self._reserved
+        return slots * more, self.device.memory()[0] - self._reserved
 
     def renewed(self, ads: Any, dim: int, gate_dim: int) -> Mirror:
-        """Copies all again, of an index whose ads have other columns. This one is of no use afterwards. Raises
-        OutOfDeviceMemory."""
-        again = self.device, ads, self.targetings, dim, gate_dim, self.score_columns.precision, self.sizes
-        self.__dict__.clear()  # its memory, first
-        return Mirror(*again)
+        """This one, of an index whose ads have other vectors: of its columns only those are sent, and the memory of
+        one that has another width is given back before its successor's is taken. Raises OutOfDeviceMemory; then it is
+        of no use any more."""
+        self.sync()  # what was noted so far is of the columns in use
+        self.ads = ads
+        pages = self.columns["bid"].pages
+        for name in VECTOR_COLUMNS:
+            array = one_row(getattr(ads, name))
+            if array.nbytes == self.columns[name].host.nbytes:
+                self.columns[name].rebind(array)
+            else:
+                del self.columns[name], self._wide_slabs[name]
+                self._wide_slabs[name] = Slabs(self.device)
+                self.columns[name] = self._column(getattr(ads, name), self._wide_slabs[name])
+                self.columns[name].grant(1, pages)
+            self.columns[name].upload()
+        self.score_columns = self._score_columns(self._precision, dim, gate_dim)
+        return self
 
     # -- growth
 
@@ -190,9 +200,9 @@ class Mirror:
         for name, pool in self._pools().items():
             words = min(int(pool.state[pool_.FRONTIER]) + getattr(need, name), len(pool.words))
             grants.append((self.pools[name], 1, -(-words // (1 << self.sizes.words_log2))))
-        missing = total_missing(grants)
-        if missing > self._slabs.free_bytes() - reserved:
-            raise OutOfDeviceMemory(f"{missing:,} bytes for the index, {self._slabs.free_bytes():,} free")
+        missing, free = total_missing(grants), self.device.memory()[0]
+        if missing > free - reserved:
+            raise OutOfDeviceMemory(f"{missing:,} bytes for the index, {free:,} free")
         try:
             for paged, of_rows, pages in grants:
                 paged.grant(of_rows, pages)
@@ -214,37 +224,28 @@ class Mirror:
     def sync(self) -> int:
         """Brings the device up to date with the tables. -> bytes sent"""
         a, t = self.ads, self.targetings
-        notes = self._take(a.state)
+        notes = taken(a.state)
         if notes is None:
             for paged in (*self.bits.values(), *self.columns.values()):
                 paged.upload()
-        else:
+        elif len(notes):
             self._add_slots(notes)
         logs = [(t.state, self.record), (t.rows.state, self.rows)]
         logs += [(pool.state, self.pools[name]) for name, pool in self._pools().items()]
         for state, paged in logs:
-            units = self._take(state)
+            units = taken(state)
             if units is None:
                 paged.upload()
-            else:
-                self._delta.add(paged, units)
+            elif len(units):
+                self._delta.add_units(paged, units)
         try:
             return self._delta.send(patch, THREADS)
         except OutOfDeviceMemory:  # queries had what was left for it
             self.buffers.give_back()
             return self._delta.send(patch, THREADS)
 
-    def _take(self, state: Any) -> Any:
-        """The noted units, each once; None where the log overflowed."""
-        count = take(state, self._seen[id(state)], self._units)
-        return None if count < 0 else self._units[:count].copy()
-
     def _add_slots(self, notes: Any) -> None:
-        segments = int((notes & 1).sum())
-        out = np.empty(len(notes) + segments * ads_.SEGMENT_SLOTS // (8 * UNIT_BYTES), np.int64)
         for paged in self.bits.values():
-            self._delta.add(paged, out[: bit_units(notes, ads_.SEGMENT_SLOTS, out)])
-        for paged in self.columns.values():
-            item = paged.page_bytes >> self.sizes.slots_log2
-            out = np.empty(len(notes) * (item // UNIT_BYTES + 2), np.int64)
-            self._delta.add(paged, out[: slot_units(notes, item, out)])
+            self._delta.add_bits(paged, notes)
+        for name, paged in self.columns.items():
+            self._delta.add_slots(paged, notes, GROUP_OF.get(name, ads_.FACTS), self._item_bytes(paged))

@@ -9,17 +9,22 @@ allocations that stay for good.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from kernels.ads import BITS, GROUPS_LOG2, SEGMENT_SLOTS
+from kernels.compiled import IN_PLACE, INLINED
 from kernels.cuda.types import Device, DeviceArray, OutOfDeviceMemory
 from kernels.touched import UNIT_BYTES
 
 SLAB_BYTES = 64 << 20
 SLAB_SHARE = 64  # at most a part in so many of the device's memory
+
+UNITS_AT_FIRST = 4096  # of a delta
+ONE_ROW = 1 << 62  # units of the row of an array that has only one
 
 _BYTES = np.dtype(np.uint8)
 
@@ -31,26 +36,22 @@ class Slabs:
         self._device = device
         self._slab_bytes = min(SLAB_BYTES, device.memory()[1] // SLAB_SHARE)
         self._slabs: list[DeviceArray] = []
-        self._at = self._left = 0
-
-    def free_bytes(self) -> int:
-        """What there is left to take, here and on the device."""
-        return self._left + self._device.memory()[0]
+        self._at = self.left = 0  # of the slab at hand: where it goes on, bytes
 
     def take(self, size: int) -> int:
         """Address of `size` bytes, a multiple of 256. Raises OutOfDeviceMemory."""
         assert size % 256 == 0, size
-        if size > self._left:
+        if size > self.left:
             try:
                 slab = self._device.zeros(max(size, self._slab_bytes), _BYTES)
             except OutOfDeviceMemory:
                 slab = self._device.zeros(size, _BYTES)
             self._slabs.append(slab)
-            if slab.nbytes - size <= self._left:  # what is left of the one before is more
+            if slab.nbytes - size <= self.left:  # what is left of the one before is more
                 return slab.address
-            self._at, self._left = slab.address, slab.nbytes
+            self._at, self.left = slab.address, slab.nbytes
         address = self._at
-        self._at, self._left = self._at + size, self._left - size
+        self._at, self.left = self._at + size, self.left - size
         return address
 
 
@@ -64,9 +65,9 @@ class Paged:
         assert host.ndim == 2, host.shape
         assert host.flags.c_contiguous, host.strides
         assert page_units * UNIT_BYTES % 256 == 0, page_units
-        self.device, self._slabs, self.host = device, slabs, host
-        self.bytes = host.reshape(-1).view(np.uint8)
+        self.device, self.slabs = device, slabs
         self.row_bytes = host.shape[1] * host.itemsize
+        self.rebind(host)
         assert len(host) == 1 or self.row_bytes % UNIT_BYTES == 0, self.row_bytes
         self.page_units, self.page_bytes = page_units, UNIT_BYTES * page_units
         self.pages_max = -(-(self.row_bytes if used_bytes is None else used_bytes) // self.page_bytes)
@@ -74,6 +75,15 @@ class Paged:
         self.addresses = np.zeros((len(host), self.pages_max), np.uint64)
         self.rows = self.pages = 0
         self._unsent = len(host)  # the first row of the table that has addresses which the device lacks
+
+    def rebind(self, host: NDArray[Any]) -> None:
+        """From now on this is a copy of another array of the same shape, which is to be uploaded."""
+        assert host.shape[1] * host.itemsize == self.row_bytes, (host.shape, self.row_bytes)
+        self.host = host
+        self.bytes = host.reshape(-1).view(np.uint8)
+        whole = len(self.bytes) // UNIT_BYTES * UNIT_BYTES
+        self.words = self.bytes[:whole].view(np.uint64)  # whole units
+        self.tail = self.bytes[whole:]  # the last, if it is none
 
     def missing_bytes(self, rows: int, pages: int) -> int:
         """What a grant of at least this many rows and pages takes."""
@@ -89,7 +99,7 @@ class Paged:
         if len(wanted):
             self._unsent = min(self._unsent, int(row.min()))
         for i in range(len(wanted)):  # those taken stay, should one fail, for the next time
-            self.addresses[row[i], page[i]] = self._slabs.take(self.page_bytes)
+            self.addresses[row[i], page[i]] = self.slabs.take(self.page_bytes)
         self.rows, self.pages = rows, pages
         if self._unsent < rows:
             first, self._unsent = self._unsent, len(self.host)
@@ -113,7 +123,7 @@ class Paged:
         return out
 
     def _page(self, row: int, page: int, size: int) -> DeviceArray:
-        return DeviceArray(int(self.addresses[row, page]), (size,), _BYTES, self._slabs)
+        return DeviceArray(int(self.addresses[row, page]), (size,), _BYTES, self.slabs)
 
     @property
     def granted_bytes(self) -> int:
@@ -121,95 +131,137 @@ class Paged:
 
 
 class Delta:
-    """Units of 16 bytes on their way to the device: one upload and one launch for all arrays."""
+    """Units of 16 bytes on their way to the device, put together in one array: one upload and one launch for all."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._addresses = np.empty(4096, np.uint64)
-        self._data = np.empty((4096, UNIT_BYTES), np.uint8)
+        self._words = np.empty(3 * UNITS_AT_FIRST, np.uint64)  # the units, then their addresses
+        self._addresses = np.empty(UNITS_AT_FIRST, np.uint64)
         self.count = 0
         self._staging: DeviceArray | None = None
 
-    def add(self, paged: Paged, units: NDArray[np.int64]) -> None:
-        """The units of the host array with these numbers, as they are now. All must be granted."""
-        if not len(units):
-            return
-        while self.count + len(units) > len(self._addresses):
-            self._addresses = np.concatenate((self._addresses, np.empty_like(self._addresses)))
-            self._data = np.concatenate((self._data, np.empty_like(self._data)))
-        end = self.count + len(units)
-        _collect(
-            paged.bytes, units, paged.addresses, paged.row_bytes // UNIT_BYTES, paged.page_units,
-            self._addresses[self.count : end], self._data[self.count : end],
-        )  # fmt: skip
-        self.count = end
+    def add_units(self, paged: Paged, notes: NDArray[np.int64]) -> None:
+        """The units with these numbers, ascending, as they are now. All must be granted."""
+        self._make_room(len(notes))
+        row_units = max(paged.row_bytes // UNIT_BYTES, 1) if len(paged.host) > 1 else ONE_ROW
+        self.count = _collect_units(self._into(paged), row_units, notes, self.count)
+
+    def add_slots(self, paged: Paged, notes: NDArray[np.int64], group: int, item_bytes: int) -> None:
+        """Of a column of `item_bytes` a slot, the units that hold the slots noted with this group (kernels.ads)."""
+        self._make_room(len(notes) * (item_bytes // UNIT_BYTES + 2))
+        self.count = _collect_slots(self._into(paged), notes, group, item_bytes, self.count)
+
+    def add_bits(self, paged: Paged, notes: NDArray[np.int64]) -> None:
+        """The same of a bit a slot, and of whole segments."""
+        per_segment = SEGMENT_SLOTS // (8 * UNIT_BYTES)
+        segments = int(np.count_nonzero(notes & ((1 << GROUPS_LOG2) - 1) == 0))
+        self._make_room(len(notes) + segments * per_segment)
+        self.count = _collect_bits(self._into(paged), notes, per_segment, self.count)
+
+    def _make_room(self, more: int) -> None:
+        room = len(self._addresses)
+        while self.count + more > room:
+            room *= 2
+        if room > len(self._addresses):
+            words, addresses = np.empty(3 * room, np.uint64), np.empty(room, np.uint64)
+            words[: 2 * self.count] = self._words[: 2 * self.count]
+            addresses[: self.count] = self._addresses[: self.count]
+            self._words, self._addresses = words, addresses
+
+    def _into(self, paged: Paged) -> _Into:
+        return _Into(paged.words, paged.tail, paged.addresses, paged.page_units, self._words, self._addresses)
 
     def send(self, patch: Any, threads: int) -> int:
         """-> bytes uploaded. Raises OutOfDeviceMemory; then nothing is lost and it may be called again."""
         count = self.count
         if not count:
             return 0
-        words = np.concatenate((self._addresses[:count], self._data[:count].reshape(-1).view(np.uint64)))
-        if count & 1:  # so that the data begin at a multiple of 16
-            words = np.concatenate((words[:count], np.zeros(1, np.uint64), words[count:]))
+        words = self._words[: 3 * count]
+        words[2 * count :] = self._addresses[:count]
         if self._staging is None or self._staging.shape[0] < len(words):
             self._staging = None
             self._staging = self._device.empty(2 * len(words), np.uint64)
         self._device.upload(words, self._staging)
         self.count = 0
-        data = self._staging.at(count + (count & 1), 2 * count)
-        self._device.launch(patch, -(-count // threads), threads, (self._staging, data, count))
+        addresses = self._staging.at(2 * count, count)
+        self._device.launch(patch, -(-count // threads), threads, (addresses, self._staging, count))
         return words.nbytes
 
 
-@njit(nogil=True, cache=True)
-def _collect(host: Any, units: Any, table: Any, row_units: int, page_units: int, addresses: Any, data: Any) -> None:
-    """Addresses on the device and 16 bytes each of the host array's units; beyond its end zeros."""
-    one_row = len(table) == 1
-    for i in range(len(units)):
-        unit = units[i]
-        row = np.int64(0) if one_row else unit // row_units
-        within = unit - row * row_units
-        page = table[row, within // page_units]
-        assert page != 0  # granted before it was used
-        addresses[i] = page + np.uint64(within % page_units * UNIT_BYTES)
-        for b in range(UNIT_BYTES):
-            at = unit * UNIT_BYTES + b
-            data[i, b] = host[at] if at < len(host) else np.uint8(0)
+class _Into(NamedTuple):
+    """An array, and where its units are put."""
+
+    host: NDArray[np.uint64]  # two a unit
+    tail: NDArray[np.uint8]  # the bytes of the last unit, where it is not whole
+    table: NDArray[np.uint64]  # [row, page] addresses
+    page_units: int
+    words: NDArray[np.uint64]  # [unit, 2], flat
+    addresses: NDArray[np.uint64]  # [unit]
 
 
-@njit(nogil=True, cache=True)
-def slot_units(notes: Any, item_bytes: int, out: Any) -> int:
-    """Units of a column of `item_bytes` a slot that hold the noted slots; each at least once. -> their number"""
-    count, last = 0, np.int64(-1)
-    for note in notes:
-        if note & 1:
+@njit(**INLINED)
+def _put(to: Any, row: int, within: int, unit: int, count: int) -> None:
+    """The unit, `within` so many units of its row, to place `count`; beyond the array's end zeros."""
+    in_page = within // to.page_units
+    page = to.table[row, in_page]
+    assert page != 0  # granted before it was used
+    to.addresses[count] = page + np.uint64((within - in_page * to.page_units) * UNIT_BYTES)
+    if 2 * unit < len(to.host):
+        to.words[2 * count] = to.host[2 * unit]
+        to.words[2 * count + 1] = to.host[2 * unit + 1]
+        return
+    to.words[2 * count], to.words[2 * count + 1] = np.uint64(0), np.uint64(0)
+    for b in range(len(to.tail)):
+        to.words[2 * count + (b >> 3)] |= np.uint64(to.tail[b]) << np.uint64(8 * (b & 7))
+
+
+@njit(**IN_PLACE)
+def _collect_units(to: Any, row_units: int, notes: Any, count: int) -> int:
+    """-> the count after them. A unit that was noted twice goes once; so in all of these."""
+    last, row, first = np.int64(-1), np.int64(0), np.int64(0)
+    for unit in notes:
+        if unit == last:
             continue
-        slot = note >> 1
-        for unit in range(slot * item_bytes // UNIT_BYTES, ((slot + 1) * item_bytes - 1) // UNIT_BYTES + 1):
-            if unit != last:
-                out[count] = unit
-                count += 1
-                last = unit
+        last = unit
+        if unit >= first + row_units:
+            row = unit // row_units
+            first = row * row_units
+        _put(to, row, unit - first, unit, count)
+        count += 1
     return count
 
 
-@njit(nogil=True, cache=True)
-def bit_units(notes: Any, segment_slots: int, out: Any) -> int:
-    """The same of a bit a slot, with the noted segments."""
-    count, last = 0, np.int64(-1)
-    per_segment = segment_slots // (8 * UNIT_BYTES)
+@njit(**IN_PLACE)
+def _collect_slots(to: Any, notes: Any, group: int, item_bytes: int, count: int) -> int:
+    after = np.int64(0)  # the first unit that was not put yet
     for note in notes:
-        if note & 1:
-            for unit in range((note >> 1) * per_segment, ((note >> 1) + 1) * per_segment):
-                out[count] = unit
-                count += 1
+        if note & group == 0:
             continue
-        unit = (note >> 1) // (8 * UNIT_BYTES)
-        if unit != last:
-            out[count] = unit
+        slot = note >> GROUPS_LOG2
+        end = ((slot + 1) * item_bytes - 1) // UNIT_BYTES + 1
+        for unit in range(max(slot * item_bytes // UNIT_BYTES, after), end):
+            _put(to, 0, unit, unit, count)
             count += 1
-            last = unit
+        after = max(after, end)
+    return count
+
+
+@njit(**IN_PLACE)
+def _collect_bits(to: Any, notes: Any, per_segment: int, count: int) -> int:
+    last_slots, last_segment = np.int64(-1), np.int64(-1)
+    for note in notes:
+        number = note >> GROUPS_LOG2
+        if note & BITS:
+            unit = number // (8 * UNIT_BYTES)
+            if unit != last_slots:
+                _put(to, 0, unit, unit, count)
+                count += 1
+                last_slots = unit
+        elif note == number << GROUPS_LOG2 and number != last_segment:
+            for unit in range(number * per_segment, (number + 1) * per_segment):
+                _put(to, 0, unit, unit, count)
+                count += 1
+            last_segment = number
     return count
 
 
@@ -219,4 +271,9 @@ def one_row(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def total_missing(grants: Sequence[tuple[Paged, int, int]]) -> int:
-    return sum(paged.missing_bytes(rows, pages) for paged, rows, pages in grants)
+    """Bytes that these grants, each of a part, to so many rows and pages, take of the device beyond the slabs that
+    there are."""
+    missing: dict[Slabs, int] = {}
+    for paged, rows, pages in grants:
+        missing[paged.slabs] = missing.get(paged.slabs, 0) + paged.missing_bytes(rows, pages)
+    return sum(max(bytes_ - slabs.left, 0) for slabs, bytes_ in missing.items())

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install mirach[gpu-test])")
 
 from gpu_index.events import AdEvent, EventKind, Outcome
 from gpu_index.index import Limits, ModelName
 from gpu_index.values import parse_attributes
+from kernels.ads import BITS, FACTS, SERVING, VECTORS, note_slot
+from kernels.cuda.ads import THREADS, patch
 from kernels.cuda.mirror import Mirror
-from kernels.cuda.types import OutOfDeviceMemory
+from kernels.cuda.paged import Delta, Paged, Slabs, one_row
+from kernels.cuda.types import DeviceArray, OutOfDeviceMemory
 from kernels.precision import row_width
 from scoring.request import Pathway, Request
 from scoring.retrieve import retrieve
@@ -100,7 +105,7 @@ def test_what_finds_no_room_on_the_device_is_refused_and_queries_go_on() -> None
     twins.send([twins.event(r) for _ in range(150)])
     assert not twins.outcomes[Outcome.INDEX_FULL]
     slabs = twins.mirror._slabs
-    slabs.take(slabs._left)
+    slabs.take(slabs.left)
     device.capacity = device.arena.used + twins.mirror._reserved
     for _ in range(5):
         twins.send([twins.event(r) for _ in range(150)])
@@ -140,15 +145,64 @@ def test_a_batch_that_finds_no_room_is_answered_one_by_one(monkeypatch: pytest.M
     twins.ask([request])
 
 
-def test_vectors_of_another_model_are_copied() -> None:
+def uploads_of(twins: DeviceTwins, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each upload from now on."""
+    plain, sizes = twins.device.upload, []
+
+    def upload(host: NDArray[Any], array: DeviceArray, first: int = 0) -> None:
+        sizes.append(host.nbytes)
+        plain(host, array, first)
+
+    monkeypatch.setattr(twins.device, "upload", upload)
+    return sizes
+
+
+def test_of_another_model_only_the_vectors_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     r = random.Random(14)
     twins = DeviceTwins(r, EmulatedDevice(), ids=20)
     twins.send([twins.event(r, EventKind.CREATE) for _ in range(30)])
-    a = twins.index.ads
+    a, sent = twins.index.ads, uploads_of(twins, monkeypatch)
     twins.mirror = twins.index.copy = twins.mirror.renewed(
         a._replace(embedding=a.embedding.copy(), gate_scale=a.gate_scale + np.float32(1)), DIM, GATE_DIM
     )
+    assert sum(sent) == twins.mirror.memory()["vectors"]
     assert_mirrored(twins.mirror)
+
+
+def test_an_event_sends_what_it_changed_and_neighbours_once() -> None:
+    r = random.Random(16)
+    twins = DeviceTwins(r, EmulatedDevice(), ids=20)
+    twins.send([create(twins, f"ad {i}", bid=1.0) for i in range(64)])  # of one targeting: side by side
+    slots = twins.index.slots_of([f"ad {i}" for i in range(64)])
+    assert len(set((slots // 64).tolist())) == 1
+    a, units = twins.index.ads, {SERVING: 32 + 32 + 32, VECTORS: 64 + 16 + 64 + 16, FACTS: 4 * 16 + 2 * 32}
+    for groups in (BITS, BITS | SERVING, BITS | VECTORS, BITS | SERVING | VECTORS | FACTS):
+        for slot in (*slots.tolist(), *slots.tolist()):
+            note_slot(a, slot, groups)
+        a.active[int(slots[0]) // 64] ^= np.uint64(1)  # so that something is to be seen
+        want = 2 + sum(count for group, count in units.items() if groups & group)
+        assert twins.mirror.sync() == 24 * want
+        assert_mirrored(twins.mirror)
+
+
+def test_a_delta_of_arrays_that_end_within_a_unit_and_of_many_rows() -> None:
+    device = EmulatedDevice()
+    slabs, delta = Slabs(device), Delta(device)
+    short, rows = np.arange(1, 11, dtype=np.uint32), np.arange(5 * 96, dtype=np.uint64).reshape(5, 96)
+    pages = Paged(device, slabs, one_row(short), 16), Paged(device, slabs, rows, 16)
+    pages[0].grant(1, 1)
+    pages[1].grant(5, 3)
+    delta.add_units(pages[0], np.array([0, 1, 2, 2]))
+    delta.add_units(pages[1], np.array([0, 15, 16, 47, 48, 48, 100, 239]))
+    assert delta.count == 3 + 7
+    assert delta.send(patch, THREADS) == 24 * 10
+    assert pages[0].download()[0, :48].tobytes() == short.tobytes() + bytes(8)
+    there = pages[1].download()[:, : 96 * 8].view(np.uint64)
+    for unit in (0, 15, 16, 47, 48, 100, 239):
+        row, word = unit // 48, 2 * (unit % 48)
+        assert there[row, word : word + 2].tolist() == rows[row, word : word + 2].tolist(), unit
+        there[row, word : word + 2] = 0
+    assert not there.any()
 
 
 def test_what_wider_vectors_take_on_the_device_is_known_before() -> None:

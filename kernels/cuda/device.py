@@ -52,6 +52,7 @@ class CudaDevice:
             raise NoDevice(f"CUDA does not answer: {error}") from error
         capability = properties["major"], properties["minor"]
         self.name = properties["name"].decode()
+        self.multiprocessors = int(properties["multiProcessorCount"])
         if capability < OLDEST:
             raise NoDevice(f"{self.name} is of compute capability {capability[0]}.{capability[1]}; 8.0 is needed")
         self._staging = self._pinned(STAGING_BYTES)

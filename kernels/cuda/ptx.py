@@ -148,6 +148,9 @@ fused: Any = _each("fma.rn.f32 $0, $1, $2, $3;", types.float32)  # (a, b, c): a 
 exp2: Any = _each("ex2.approx.f32 $0, $1;", types.float32)  # 2^a to 2 units in the last place; 0 for -inf
 weight: Any = _each("ex2.approx.ftz.f32 $0, $1;", types.float32)  # the same, but 0 where 2^a is below 2^-126
 reciprocal: Any = _each("rcp.approx.ftz.f32 $0, $1;", types.float32)  # 1 / a to 1 unit in the last place
+log2: Any = _each("lg2.approx.ftz.f32 $0, $1;", types.float32)  # to 2^-22, or 2 units in the last place
+larger: Any = _each("max.f32 $0, $1, $2;", types.float32)  # of a NaN and a number the number
+smaller: Any = _each("min.f32 $0, $1, $2;", types.float32)
 multiply64: Any = _each("mul.rn.f64 $0, $1, $2;", types.float64)
 add64: Any = _each("add.rn.f64 $0, $1, $2;", types.float64)
 subtract64: Any = _each("sub.rn.f64 $0, $1, $2;", types.float64)
@@ -275,6 +278,43 @@ def _load_latest_u64(_context: Any, _address: Any, _index: Any) -> Any:
 load_latest_u64: Any = intrinsic(_load_latest_u64)  # (address, index): what other blocks wrote, past this one's cache
 
 
+def _load4_latest_u32(_context: Any, _address: Any, _index: Any) -> Any:
+    result = types.UniTuple(types.uint32, 4)
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        at = builder.add(arguments[0], builder.mul(arguments[1], I64(4)))
+        text = "ld.relaxed.gpu.global.v4.u32 {$0, $1, $2, $3}, [$4];"
+        loaded = emit(builder, text, ir.LiteralStructType([I32] * 4), [at], effect=True)
+        return context.make_tuple(builder, result, [builder.extract_value(loaded, i) for i in range(4)])
+
+    return result(types.uint64, types.uint64), codegen
+
+
+load4_latest_u32: Any = intrinsic(_load4_latest_u32)  # (address, index of a multiple of 4)
+
+
+def _count_u32(_context: Any, _address: Any, _index: Any) -> Any:
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        at = builder.add(arguments[0], builder.mul(arguments[1], I64(4)))
+        emit(builder, "red.relaxed.gpu.global.add.u32 [$0], 1;", ir.VoidType(), [at], effect=True)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), codegen
+
+
+count_u32: Any = intrinsic(_count_u32)  # (address, index): one more
+
+
+def _warp_sum(_context: Any, _value: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return emit(builder, "redux.sync.add.s32 $0, $1, 0xffffffff;", I32, [arguments[0]], together=True)
+
+    return types.int32(types.int32), codegen
+
+
+warp_sum: Any = intrinsic(_warp_sum)  # of int32 over the lanes; every lane comes to it
+
+
 def _bits(_context: Any, _value: Any) -> Any:
     def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], I64)
@@ -283,3 +323,13 @@ def _bits(_context: Any, _value: Any) -> Any:
 
 
 bits_f64: Any = intrinsic(_bits)  # of a float64; of one that is not negative they are in its order
+
+
+def _of_bits(_context: Any, _value: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], F64)
+
+    return types.float64(types.uint64), codegen
+
+
+f64_of_bits: Any = intrinsic(_of_bits)

@@ -11,6 +11,9 @@ float32. float32: plain multiply-adds, with the four lanes' sums added at the en
 In the end each lane holds the products of one ad, that of its own number: `products[8 tile + 2 p + c]` is that with
 expert 8 tile + 2 (t ^ p) + c (`float32`: expert 8 tile + 2 p + c). Sums over experts that are made as trees are so the
 same bits in every lane.
+
+`reach` is the first look: one product a step with the experts made coarse, begun from what the ad lacks, so that a sign
+says whether an expert may reach what is asked; nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -72,6 +75,12 @@ def pieces(row_bytes: int) -> tuple[Piece, ...]:
 def fragments(row_bytes: int, precision: Precision) -> int:
     """Of a user's vectors, for 8 experts: FRAGMENT_BYTES each."""
     return sum(1 if precision is Precision.FLOAT32 else piece.steps for piece in pieces(row_bytes))
+
+
+def look_fragments(row_bytes: int, tiles: int) -> int:
+    """Of a user's coarse vectors: two steps in each."""
+    steps = sum(piece.steps for piece in pieces(row_bytes))
+    return tiles * -(-steps // 2)
 
 
 def _words(builder: Any, address: Any, lane: Any, piece: Piece, item: Any) -> list[Any]:
@@ -245,3 +254,66 @@ def dots(row_bytes: int, precision: Precision, tiles: int) -> Any:
         return result(rows, types.uint64), codegen
 
     return intrinsic(typed)
+
+
+@cache
+def reach(row_bytes: int, precision: Precision, tiles: int) -> Any:
+    """(rows of `load_rows`, the address of the user's coarse fragments, float32 `lacks` of the lane's ad) -> uint32 [4]:
+    for the rows 4 g .. 4 g + 3, whose highest bit says that coarse . row + `lacks` is below 0 for all of the lane's
+    experts. The whole warp comes to it. int8: `lacks` is rounded to an integer."""
+    assert precision is not Precision.FLOAT32
+
+    def typed(_context: Any, rows: Any, _user: Any, _lacks: Any) -> Any:
+        result = types.UniTuple(types.uint32, ROWS)
+
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            values = [builder.extract_value(arguments[0], i) for i in range(rows.count)]
+            lane = emit_lane(builder)
+            whole = precision is Precision.INT8
+            lacks = emit(builder, "cvt.rni.s32.f32 $0, $1;", I32, [arguments[2]]) if whole else arguments[2]
+            start = [_from_row(builder, lacks, lane, row) for row in range(ROWS)]
+            held = values[0].type == I32
+            quads = (
+                [values[i : i + 4] for i in range(0, len(values), 4)]
+                if held
+                else _load_quads(builder, values, lane, row_bytes)
+            )
+            return context.make_tuple(
+                builder, result, _below(builder, quads, arguments[1], lane, row_bytes, tiles, whole, start)
+            )
+
+        return result(rows, types.uint64, types.float32), codegen
+
+    return intrinsic(typed)
+
+
+def _from_row(builder: Any, value: Any, lane: Any, row: int) -> Any:
+    """The value of the lane whose ad is the group's row `row`."""
+    bits = value if value.type == I32 else builder.bitcast(value, I32)
+    source = builder.or_(builder.and_(lane, I32(28)), I32(row))
+    moved = emit(builder, "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", I32, [bits, source], together=True)
+    return moved if value.type == I32 else builder.bitcast(moved, value.type)
+
+
+def _below(
+    builder: Any, quads: list[list[Any]], user: Any, lane: Any, row_bytes: int, tiles: int, whole: bool, start: Any
+) -> list[Any]:
+    """By row, the highest bits of all sums, joined by `and`."""
+    steps = sum(piece.steps for piece in pieces(row_bytes))
+    mine = builder.add(user, builder.mul(builder.zext(lane, I64), I64(16)))
+    multiply = emit_mma_s8 if whole else emit_mma_f16
+    found: list[Any] = [None] * ROWS
+    for tile in range(tiles):
+        sums = [[start[2 * pair]] * 2 + [start[2 * pair + 1]] * 2 for pair in range(2)]
+        for step in range(steps):
+            if step % 2 == 0:
+                at = look_fragments(row_bytes, 1) * tile + step // 2
+                b = emit_load4(builder, builder.add(mine, I64(at * FRAGMENT_BYTES)))
+            half = b[2 * (step % 2) : 2 * (step % 2) + 2]
+            for pair in range(2):
+                sums[pair] = multiply(builder, quads[2 * step + pair], half, sums[pair])
+        for row in range(ROWS):
+            for each in sums[row // 2][row % 2 * 2 : row % 2 * 2 + 2]:
+                bits = each if each.type == I32 else builder.bitcast(each, I32)
+                found[row] = bits if found[row] is None else builder.and_(found[row], bits)
+    return found

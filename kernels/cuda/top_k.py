@@ -8,22 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.cuda.ads import zero_units
+from kernels.cuda.asked import BINS, BY_VALUE, FIRST, JOB_ITEMS, MASK, MERGED_FIRST, OUT_FIRST, ROOM, K
 from kernels.cuda.buffers import Buffers
+from kernels.cuda.look import WAITING_ADS
 from kernels.cuda.scan import (
-    BY_VALUE,
-    FIRST,
-    JOB_ITEMS,
     JOBS_MAX,
     MARGIN,
-    MASK,
     MERGE_THREADS,
-    MERGED_FIRST,
-    OUT_FIRST,
-    ROOM,
     SEGMENT,
     THREADS,
     WARPS,
-    K,
+    blocks_at_once,
     merge,
     scan_kernel,
 )
@@ -32,7 +28,6 @@ from kernels.cuda.types import TOP_K_MAX, Device, DeviceArray, DeviceColumns, To
 from kernels.cuda.users import Layout, pack_users, tiles_of
 
 SLOTS_STEP = 8192
-BLOCKS_MAX = 264  # two for each of an H200's 132 multiprocessors
 SPARE_MIN = 1024  # room of a block's buffer beyond k and the margin, at least
 ENTRY_BYTES = 16  # order, slot, score
 SCRATCH_BYTES_MAX = 1 << 30  # of the jobs of one pass; more of them are done in several
@@ -48,7 +43,8 @@ def top_k(
     Raises OutOfDeviceMemory where there is no room for the buffers of a pass."""
     assert slots > 0 and slots % SLOTS_STEP == 0, slots
     assert columns.slots_log2 >= 13, columns.slots_log2
-    blocks = min(-(-slots // (SEGMENT * WARPS)), BLOCKS_MAX)
+    layout = Layout(columns.dim, columns.gate_dim, columns.precision, 1)
+    blocks = min(-(-slots // (SEGMENT * WARPS)), device.multiprocessors * blocks_at_once(layout))
     order = sorted(range(len(jobs)), key=lambda j: _user_key(jobs[j]))
     buffers = Buffers(device) if buffers is None else buffers
     out: list[TopK | None] = [None] * len(jobs)
@@ -109,6 +105,9 @@ def _one_pass(
     records, job_table, starts, bounds, ticket = buffers.send(
         "jobs", pack_users(users, layout), table, user_jobs, np.zeros(count, np.uint64), np.zeros(1, np.uint32)
     )
+    histogram = buffers.get("histogram", count * BINS, np.uint32)
+    device.launch(zero_units, -(-count * BINS // (4 * THREADS)), THREADS, (histogram, count * BINS // 4))
+    waiting = buffers.get("waiting", max(blocks * WARPS * len(users) * WAITING_ADS, 1), np.uint32)
     held, merged = _entries(buffers, "held", blocks * room), _entries(buffers, "merged", blocks * total)
     answer = buffers.get("answer", total * ENTRY_BYTES + count * 4, np.uint8)  # values, slots, scores, counts
     parts = _parts(answer, total, count)
@@ -117,7 +116,8 @@ def _one_pass(
     device.launch(
         scan_kernel(layout, make), blocks, THREADS,
         (*tables, columns.bid.table, columns.tie.table, columns.slots_log2, slots // SEGMENT, records, starts,
-         len(users), job_table, count, *held, room, bounds, ticket, *merged, parts[3]),
+         len(users), job_table, count, len({job.mask.address for job in jobs}), waiting, *held, room, histogram, bounds,
+         ticket, *merged, parts[3]),
     )  # fmt: skip
     device.launch(
         merge, count, MERGE_THREADS,

@@ -49,6 +49,7 @@ class Device(Protocol):
     """A GPU, or what stands in for one in tests. Everything happens in the order of the calls (one stream)."""
 
     name: str
+    multiprocessors: int
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """Undefined contents. Raises OutOfDeviceMemory. Given back when the last reference to `owner` goes."""

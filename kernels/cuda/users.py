@@ -2,7 +2,8 @@
 
 A record is, from its beginning: HEAD (see `Head`); the factors and biases of experts and gates in float32, once for
 each of four lanes, in the order in which that lane holds the experts (rows.py), those of the gates times log2(e); the
-gates' in float64, likewise, but plain; then the fragments of the experts and those of the gates.
+gates' in float64, likewise, but plain; then the fragments of the experts and those of the gates; and for the first look
+(rows.py, `reach`) the experts once more, times the temperature, coarsely and all on one scale.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cuda.rows import FRAGMENT_BYTES, TILE_EXPERTS, fragments, pieces
+from kernels.cuda.rows import FRAGMENT_BYTES, TILE_EXPERTS, fragments, look_fragments, pieces
 from kernels.cuda.types import UserVectors
 from kernels.precision import Precision, row_width, storage_dtype
 from kernels.score import int16_max
@@ -29,6 +30,12 @@ HEAD = np.dtype(
         ("route", "<i4"),  # experts that take part; 0 for all
         ("unit64", "<f8"),
         ("bias64", "<f8"),
+        # of the first look: an ad may reach y >= -ln(x) only if, for an expert, coarse . row + look_slack
+        # + (log2(x) * look_log + look_bias) / scale >= 0; NaN: any ad may
+        ("look_log", "<f4"),
+        ("look_bias", "<f4"),
+        ("look_slack", "<f4"),
+        ("unused", "<f4"),
     ]
 )
 LOG2_E = 1.4426950408889634
@@ -37,6 +44,11 @@ UNIT_EXPONENT_MAX = 100
 FLOAT32_SHIFT = 15  # vectors of float32 precision are scaled to below 2^-15, so that no sum of products overflows
 HALF_EXPONENT = 14
 PAD_BIAS = -np.inf  # of experts that are not there: a weight of 0
+LOOK_AT = 32  # where the first look's numbers are in a head
+assert HEAD.fields is not None and HEAD.fields["look_log"][1] == LOOK_AT
+LOOK_TOLERANCE = 2.0**-14  # of y, four times what scores may be wrong by (score.py, TOLERANCE), for roundings of both
+LOOK_Y_MAX = 90.0  # of y in float32 no score is nearer to 0 or 1
+LOOK_RANGE = 2.0**60  # of scales and biases with which the first look is made in float32
 
 
 class Layout(NamedTuple):
@@ -72,8 +84,17 @@ class Layout(NamedTuple):
         return self.experts + self.tiles * fragments(self.row_bytes, self.precision) * FRAGMENT_BYTES
 
     @property
-    def bytes(self) -> int:
+    def look(self) -> int:
         return self.gates + self.tiles * fragments(self.gate_row_bytes, self.precision) * FRAGMENT_BYTES
+
+    @property
+    def looks(self) -> bool:
+        """Whether there is a first look: tensor cores make it, in float32 there are none."""
+        return self.precision is not Precision.FLOAT32
+
+    @property
+    def bytes(self) -> int:
+        return self.look + (look_fragments(self.row_bytes, self.tiles) * FRAGMENT_BYTES if self.looks else 0)
 
 
 def tiles_of(experts: int) -> int:
@@ -145,9 +166,63 @@ def _fragments(values: NDArray[np.float64], row_bytes: int, tiles: int, precisio
     return out
 
 
+def _coarse(vectors: NDArray[np.float64], layout: Layout) -> tuple[NDArray[Any], NDArray[np.float64], Any]:
+    """Of float64 [user, column, dim]: what the first look multiplies with, the scales [user] that all columns of a user
+    share, and how far a product with a row of the layout may lie above its own, in units of the scale."""
+    largest = np.abs(vectors).max(axis=(1, 2))
+    if layout.precision is Precision.INT8:
+        scales = np.where(largest > 0, largest / 127, 1.0)
+    else:
+        scales = np.ldexp(1.0, _power_exponents(vectors.reshape(len(vectors), -1), HALF_EXPONENT + 1))
+    exact = vectors / scales[:, None, None]
+    coarse = np.rint(exact).astype(np.int8) if layout.precision is Precision.INT8 else exact.astype(np.float16)
+    wrong = np.abs(exact - coarse.astype(np.float64)).sum(axis=2).max(axis=1)
+    wrong = wrong + LOOK_TOLERANCE * np.abs(exact).sum(axis=2).max(axis=1)
+    element_max, whole = (128, 2.0) if layout.precision is Precision.INT8 else (2.0 ** (HALF_EXPONENT + 1), 0.0)
+    return coarse, scales, wrong * element_max + whole  # int8: and rounded to whole numbers
+
+
+def _look_fragments(coarse: NDArray[Any], layout: Layout) -> NDArray[np.uint8]:
+    """[user, bytes]: for each tile of experts, two steps side by side in each 16 bytes of a lane."""
+    elements = _elements(layout.row_bytes, layout.precision)
+    elements = np.pad(elements, ((0, len(elements) % 2), (0, 0), (0, 0)), constant_values=-1)
+    users, _columns, dim = coarse.shape
+    room = max(int(elements.max()) + 1, dim) + 1
+    padded = np.zeros((users, layout.columns, room), coarse.dtype)
+    padded[..., :dim] = coarse
+    by_tile = padded.reshape(users, layout.tiles, TILE_EXPERTS, room)[..., elements]  # [.., expert, step, lane, item]
+    items = elements.shape[-1]
+    paired = by_tile.reshape(users, layout.tiles, TILE_EXPERTS, len(elements) // 2, 2, LANES, items)
+    ordered = np.ascontiguousarray(paired.transpose(0, 1, 3, 2, 5, 4, 6))  # [.., pair, expert, lane, step, item]
+    out: NDArray[np.uint8] = ordered.reshape(users, -1).view(np.uint8)
+    return out
+
+
+def _put_looks(
+    out: NDArray[np.uint8], vectors: NDArray[np.float64], biases: NDArray[np.float64], layout: Layout
+) -> None:
+    """The first look's part of each record. `vectors` [user, column, dim] are temperature * U as scores have it; what
+    float32 cannot do is NaN, and every ad may reach."""
+    with np.errstate(all="ignore"):
+        largest = np.abs(vectors).max(axis=(1, 2))
+        sure = (largest < LOOK_RANGE) & ((largest > 1 / LOOK_RANGE) | (largest == 0)) & (np.abs(biases) < LOOK_RANGE)
+        vectors = np.where(sure[:, None, None], vectors, 0.0)
+        coarse, scales, slack = _coarse(vectors, layout)
+        margin = LOOK_TOLERANCE * (LOOK_Y_MAX + np.abs(biases))
+        heads = out[:, : HEAD.itemsize].copy().view(HEAD)[:, 0]
+        heads["look_log"], heads["look_slack"] = math.log(2.0) / scales, slack * (1 + 2.0**-20)
+        heads["look_bias"] = np.where(sure, (biases + margin) / scales, np.nan)
+        out[:, : HEAD.itemsize] = heads.view(np.uint8).reshape(len(out), -1)
+    out[:, layout.look :] = _look_fragments(coarse, layout)
+
+
 def _clipped(values: NDArray[np.float64]) -> NDArray[np.float64]:
     limit = float(np.finfo(np.float32).max)
     return np.clip(values, -limit, limit)
+
+
+def _biases(users: Sequence[UserVectors]) -> NDArray[np.float64]:
+    return np.array([user.bias for user in users], np.float64)
 
 
 def _heads(
@@ -157,7 +232,7 @@ def _heads(
     heads = np.zeros(len(users), HEAD)
     routes = np.array([user.route for user in users], np.int64)
     bias_max = np.array([np.abs(user.gate_bias).max() for user in users])
-    units, biases = np.ldexp(1.0, exponents), np.array([user.bias for user in users], np.float64)
+    units, biases = np.ldexp(1.0, exponents), _biases(users)
     heads["unit"] = np.where(np.abs(exponents) <= UNIT_EXPONENT_MAX, _clipped(units), np.nan)
     heads["bias"], heads["unit64"], heads["bias64"] = _clipped(biases), units, biases
     heads["route"] = np.where(routes < counts, routes, 0)
@@ -180,6 +255,8 @@ def pack_users(users: Sequence[UserVectors], layout: Layout) -> NDArray[np.uint8
         experts[i, :n], gates[i, :n], gate_bias[i, :n], here[i, :n] = user.experts, user.gates, user.gate_bias, True
     temperature = np.array([user.temperature for user in users], np.float64)
     experts, expert_scale = quantised(experts, precision)
+    with np.errstate(over="ignore"):
+        scaled = experts * (expert_scale * temperature[:, None])[..., None]
     gates, gate_scale = quantised(gates, precision)
     expert_factor = np.where(here, expert_scale * temperature[:, None], 0.0)
     gate_factor = np.where(here, gate_scale / math.sqrt(layout.gate_dim), 0.0)
@@ -195,5 +272,7 @@ def pack_users(users: Sequence[UserVectors], layout: Layout) -> NDArray[np.uint8
         by_lane = np.ascontiguousarray(values[:, :, order].swapaxes(1, 2))  # [user, lane, kind, column]
         out[:, first:end] = by_lane.reshape(count, -1).view(np.uint8)
     out[:, layout.experts : layout.gates] = _fragments(experts, layout.row_bytes, tiles, precision)
-    out[:, layout.gates :] = _fragments(gates, layout.gate_row_bytes, tiles, precision)
+    out[:, layout.gates : layout.look] = _fragments(gates, layout.gate_row_bytes, tiles, precision)
+    if layout.looks:  # experts that are not there are as the first, so that they reach nothing of their own
+        _put_looks(out, np.where(here[..., None], scaled, scaled[:, :1]), _biases(users), layout)
     return out

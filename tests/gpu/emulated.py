@@ -41,6 +41,7 @@ class _Owner:
 
 class EmulatedDevice:
     name = "emulated"
+    multiprocessors = 132
 
     def __init__(self, capacity: int = 256 << 20) -> None:
         self.capacity = capacity

@@ -43,8 +43,8 @@ SETTINGS = (
 
 
 class Draw:
-    """Ads' orders and their first look's highest, for one user: products of random vectors are normal, so they are drawn
-    as such, with the spread that D of 128 gives."""
+    """Ads' orders and their first look's highest, for one user: products of random vectors are normal, so they are
+    drawn as such, with the spread that D of 128 gives."""
 
     def __init__(self, setting: Setting, rng: np.random.Generator) -> None:
         self.setting, self.rng = setting, rng
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ads", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--k", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--instructions", type=int, nargs=3, default=(66, 110, 630), metavar=("LOOK", "PASSED", "FULL"),
+    parser.add_argument("--instructions", type=int, nargs=3, default=(80, 122, 520), metavar=("LOOK", "PASSED", "FULL"),
                         help="for 32 ads: of the first look, of one that some pass, of scoring in full")  # fmt: skip
     given = parser.parse_args(arguments)
     look, looked, full = given.instructions

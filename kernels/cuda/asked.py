@@ -144,4 +144,3 @@ def read_bounds(
         put_need(user, user_jobs, jobs, asked_order, per_bid, at_most)
         user = uint32(user + uint32(32))
     cuda.syncwarp(FULL_WARP)
-

@@ -2,8 +2,8 @@
 
 score = logistic(temperature * sum_e g_e (U_e . a) + bias), with weights g that sum to 1, is at most that of the largest
 temperature * (U_e . a). So an ad is passed over where even that, with room for every rounding, is below what the least
-asking job asks (asked.py). The products are made of experts rounded to one scale (users.py); a lane says for its ad what
-is lacking, and the sums begin there: their signs are the answer. float32 has no first look: every ad goes on.
+asking job asks (asked.py). The products are made of experts rounded to one scale (users.py); a lane says for its ad
+what is lacking, and the sums begin there: their signs are the answer. float32 has no first look: every ad goes on.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Warps work on their own; a block meets only when a buffer is full, and at the en
    the user's jobs asks needs no gate, which is not read. The others wait in a list of the warp and the user.
 3. It scores 32 of a list at a time (rows.py, score.py): in the end each lane has one ad. One whose order (score * bid,
    or score) reaches what its job asks by now goes into the block's buffer for the job. Asked is the largest order that
-   k ads are known to reach (asked.py), and the worst of the block's k best, with its tie, once the buffer has been full.
+   k ads are known to reach (asked.py), and the worst of the block's k best, with its tie, once a buffer was full.
 4. A full buffer is cut to its k best by the whole block (best.py). A warp stops when it has seen a buffer near full;
    each has room for 32 more ads from every warp, so none overflows.
 5. At the end each block hands what can still be among the best to the job's list, from which `merge` takes the answer.
@@ -23,9 +23,20 @@ from typing import Any
 from numba import cuda, float32, float64, int32, int64, uint16, uint32, uint64
 
 from kernels.cuda import ptx
-from kernels.cuda.asked import BY_VALUE, FIRST, MASK, MERGED_FIRST, OUT_FIRST, ROOM, K, read_bounds
 from kernels.cuda.asked import BINS as ORDER_BINS
-from kernels.cuda.asked import ask_more, bin_of, put_need
+from kernels.cuda.asked import (
+    BY_VALUE,
+    FIRST,
+    MASK,
+    MERGED_FIRST,
+    OUT_FIRST,
+    ROOM,
+    K,
+    ask_more,
+    bin_of,
+    put_need,
+    read_bounds,
+)
 from kernels.cuda.asked import job_item as _job
 from kernels.cuda.best import (
     BINS,
@@ -38,6 +49,7 @@ from kernels.cuda.best import (
     sort_best,
     sum_before,
 )
+from kernels.cuda.look import WAITING_ADS, looker
 from kernels.cuda.raw import (
     atomic_add_u32,
     load_f32,
@@ -52,7 +64,6 @@ from kernels.cuda.raw import (
     store_u32,
     store_u64,
 )
-from kernels.cuda.look import WAITING_ADS, looker
 from kernels.cuda.rows import WARP_ADS, load_rows
 from kernels.cuda.score import scorer
 from kernels.cuda.users import Layout
@@ -341,8 +352,8 @@ def scan_kernel(layout: Layout, make: Callable[[Layout], Any] = scorer) -> Any:
             while not finished and not cuda.any_sync(FULL_WARP, state[FULL] != 0):
                 if ripe != uint64(0):
                     score_waiting(
-                        bases[uint32(LISTS)], counts, uint32(cuda.ffs(ripe) - 1), tables, records, user_jobs, jobs, mask_count,
-                        ties, slots_log2, block, shared, published, needs,
+                        bases[uint32(LISTS)], counts, uint32(cuda.ffs(ripe) - 1), tables, records, user_jobs, jobs,
+                        mask_count, ties, slots_log2, block, shared, published, needs,
                     )  # fmt: skip
                     ripe &= ripe - uint64(1)
                     continue

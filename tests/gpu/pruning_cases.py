@@ -29,7 +29,7 @@ from tests.gpu.ads import (
 from tests.gpu.cases import case, cases_of
 
 INT8, FLOAT16, FLOAT32 = Precision.INT8, Precision.FLOAT16, Precision.FLOAT32
-COUNT, STRONG, K = 1024, 64, 20  # one warp has them all, and sees the strong ones first
+COUNT, STRONG, K = 512, 64, 20  # one warp has them all, and sees the strong ones first
 Job = tuple[NDArray[np.bool_], UserVectors, int, bool]
 
 
@@ -46,14 +46,8 @@ def _poisoned(ads: Ads, first: int) -> Ads:
     return ads._replace(columns=ads.columns._replace(gate_scale=gate_scale))
 
 
-@cases_of(
-    "gates_not_read",
-    [(INT8, 32, 8, 1.5), (INT8, 96, 8, -1.5), (INT8, 128, 16, 1.5), (INT8, 256, 3, 1.5), (FLOAT16, 64, 8, 1.5),
-     (FLOAT16, 128, 16, -1.5)],
-)  # fmt: skip
-def check_gates_are_not_read(
-    device: Device, precision: Precision, dim: int, experts: int, temperature: float
-) -> None:
+@cases_of("gates_not_read", [(INT8, 32, 8, 1.5), (INT8, 96, 16, -1.5), (INT8, 256, 3, 1.5), (FLOAT16, 64, 8, 1.5)])
+def check_gates_are_not_read(device: Device, precision: Precision, dim: int, experts: int, temperature: float) -> None:
     """Once k strong ads are scored, the weak ones are passed over: their gates may be anything."""
     rng = np.random.default_rng(dim + experts)
     user = random_user(rng, dim, 16, experts)
@@ -85,8 +79,8 @@ def _random_jobs(rng: np.random.Generator, users: list[UserVectors], count: int)
 
 @cases_of(
     "pruned",
-    [(INT8, 64, 8, 8, 3.0), (INT8, 128, 8, 2, -2.0), (INT8, 32, 5, 5, 0.0), (INT8, 64, 8, 8, 1e25), (INT8, 64, 8, 8, 40.0),
-     (FLOAT16, 64, 9, 9, 3.0), (FLOAT32, 32, 8, 8, 3.0)],
+    [(INT8, 64, 8, 8, 3.0), (INT8, 128, 8, 2, -2.0), (INT8, 64, 5, 5, 0.0), (INT8, 64, 8, 8, 1e25),
+     (INT8, 64, 8, 8, 40.0), (FLOAT16, 64, 9, 9, 3.0), (FLOAT32, 32, 8, 8, 3.0)],
 )  # fmt: skip
 def check_pruned_answers(
     device: Device, precision: Precision, dim: int, experts: int, route: int, temperature: float
@@ -94,7 +88,7 @@ def check_pruned_answers(
     """As without a first look: k of all ads, where nothing is ever asked. At temperature 0 every score is the same, and
     exactly what is asked; at 1e25 there is no look; at 40 most scores are 0 or nearly 1."""
     rng = np.random.default_rng(dim + experts)
-    count = 2300
+    count = 1500
     ads = random_ads(rng, precision, count, dim, 16)
     ads = ads._replace(tie=rng.integers(0, 40, count).astype(np.uint64))
     users = [
@@ -147,5 +141,6 @@ def check_bins_of_orders(device: Device) -> None:
         assert (edge <= orders).all()
         least, values = edge.view(np.float64), orders.view(np.float64)
         inside = (values > 2.0**-39) & (values < 2.0**23) if by_value else (values > 2.0**-23) & (values < 0.999999)
-        apart = values - least if by_value else np.minimum(values / least - 1, (1 - least) / (1 - values) - 1) * values
-        assert (apart[inside] <= values[inside] / 8).all()
+        least, values = least[inside], values[inside]
+        near = values if by_value else np.minimum(values, 1 - values)
+        assert (values - least <= near / 7).all()

@@ -69,6 +69,8 @@ def test_the_table_in_the_docs_is_what_the_command_makes() -> None:
         assert (figures.shared_bytes, figures.spills) == (int(said[2]), int(said[4])), (entry.name, figures)
         if figures.user_instructions is not None:
             assert figures.user_instructions <= int(said[6])
+            assert figures.full_instructions is not None
+            assert figures.full_instructions <= int(said[8])
 
 
 def test_the_shortest_way_round_a_loop() -> None:

@@ -56,7 +56,7 @@ PACKAGES = {
 MAY_PRINT = {"api", "bench"}  # the rest logs, counts or raises
 
 # modules that nothing imports, since they are where a process begins
-ENTRIES = {"bench.events", "bench.gpu", "bench.sass", "api.cli"}
+ENTRIES = {"bench.events", "bench.gpu", "bench.pruning", "bench.sass", "api.cli"}
 # modules that only tests import: the plain truths that the quick ones are held against
 TRUTHS = {"scoring.reference"}
 

@@ -259,7 +259,7 @@ def dots(row_bytes: int, precision: Precision, tiles: int) -> Any:
 @cache
 def reach(row_bytes: int, precision: Precision, tiles: int) -> Any:
     """(rows of `load_rows`, the address of the user's coarse fragments, float32 `lacks` of the lane's ad) -> uint32
-    [4]: for the rows 4 g .. 4 g + 3, whose highest bit says that coarse . row + `lacks` is below 0 for all of the lane's
+    [4]: of rows 4 g .. 4 g + 3; the highest bit says that coarse . row + `lacks` is below 0 for all of the lane's
     experts. The whole warp comes to it. int8: `lacks` is rounded to an integer."""
     assert precision is not Precision.FLOAT32
 

@@ -185,6 +185,29 @@ def _hand_over(job: Any, jobs: Any, block: Any, held: Any, bounds: Any, merged: 
 
 
 @cuda.jit(device=True, forceinline=True)
+def _cut_full(
+    working: bool, jobs_end: Any, jobs: Any, ties: Any, slots_log2: Any, block: Any, shared: Any, search: Any,
+    bounds: Any,
+) -> None:  # fmt: skip
+    """Cuts the buffers that are near full, at the end all that hold more than k; by the whole block."""
+    held = shared[0]
+    job = uint32(0)
+    while job < jobs_end:
+        full = uint64(held[job]) + uint64(MARGIN) > _job(jobs, job, ROOM)
+        if full or (not working and uint64(held[job]) > _job(jobs, job, K)):
+            _cut(job, jobs, ties, slots_log2, block, shared, search, bounds)
+        job = uint32(job + uint32(1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def _hand_over_all(jobs_end: Any, jobs: Any, block: Any, held: Any, bounds: Any, merged: Any) -> None:
+    job = uint32(0)
+    while job < jobs_end:
+        _hand_over(job, jobs, block, held, bounds, merged)
+        job = uint32(job + uint32(1))
+
+
+@cuda.jit(device=True, forceinline=True)
 def _next_segment(ticket: Any) -> Any:
     """The next that no warp has taken; by a whole warp."""
     segment = int32(0)
@@ -389,17 +412,10 @@ def scan_kernel(layout: Layout, make: Callable[[Layout], Any] = scorer) -> Any:
             cuda.syncthreads()
             if thread == uint32(0):
                 state[FULL] = 0
-            job = uint32(0)
-            while job < jobs_end:
-                full = uint64(held[job]) + uint64(MARGIN) > _job(jobs, job, ROOM)
-                if full or (not working and uint64(held[job]) > _job(jobs, job, K)):
-                    _cut(job, jobs, ties, slots_log2, block, shared, search, bounds)
-                job = uint32(job + uint32(1))
+            _cut_full(working, jobs_end, jobs, ties, slots_log2, block, shared, search, bounds)
             cuda.syncthreads()
-        job = uint32(0)
-        while job < jobs_end:
-            _hand_over(job, jobs, block, held, bounds, (merged_orders, merged_slots, merged_scores, merged_counts))
-            job = uint32(job + uint32(1))
+        merged = (merged_orders, merged_slots, merged_scores, merged_counts)
+        _hand_over_all(jobs_end, jobs, block, held, bounds, merged)
 
     return scan
 

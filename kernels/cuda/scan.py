@@ -352,9 +352,8 @@ def scan_kernel(layout: Layout, make: Callable[[Layout], Any] = scorer) -> Any:
             held[thread] = uint32(0)
             limit_order[thread], limit_tie[thread], limit_slot[thread] = uint64(0), uint64(EVERY_BIT), uint64(EVERY_BIT)
             asked_order[thread] = uint64(0)
-        if thread < uint32(2):
-            state[thread] = 0
         if thread == uint32(0):
+            state[FULL], state[DONE] = 0, 0
             own = uint64(cuda.blockIdx.x) * uint64(block_entries)
             block[uint32(0)], block[uint32(1)] = orders + own * uint64(8), entry_slots + own * uint64(4)
             block[uint32(2)] = entry_scores + own * uint64(4)
@@ -414,8 +413,7 @@ def scan_kernel(layout: Layout, make: Callable[[Layout], Any] = scorer) -> Any:
                 state[FULL] = 0
             _cut_full(working, jobs_end, jobs, ties, slots_log2, block, shared, search, bounds)
             cuda.syncthreads()
-        merged = (merged_orders, merged_slots, merged_scores, merged_counts)
-        _hand_over_all(jobs_end, jobs, block, held, bounds, merged)
+        _hand_over_all(jobs_end, jobs, block, held, bounds, (merged_orders, merged_slots, merged_scores, merged_counts))
 
     return scan
 

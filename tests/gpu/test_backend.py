@@ -90,7 +90,8 @@ def test_an_index_that_is_adopted_takes_the_place_of_the_one_before(device: Emul
     assert adopted.done() and engine.index is other
     assert isinstance(other.copy, Mirror)
     assert_mirrored(other.copy)
-    assert device.arena.used < before * 2.5  # two slabs for its own; with the other one kept there would be three
+    # two slabs for its own and one for each of its vectors; with the other one's kept there would be five
+    assert device.arena.used < before * 4.5
 
 
 def test_the_engine_answers_from_the_device_and_ends_with_it(

@@ -19,12 +19,12 @@ from kernels.cuda.best import FULL_WARP
 from kernels.cuda.raw import read_f32, read_f64, read_u32, store_u32
 from kernels.cuda.rows import WARP_ADS, load_rows, reach
 from kernels.cuda.users import LOOK_AT, Layout
+from kernels.precision import Precision
 
 WAITING_ADS = 2 * WARP_ADS  # room of a list: 31 that wait, and 32 more
 SCALE_MAX = 2.0**100  # of a row; beyond it, or below its inverse, float32 is not to be trusted
 BID_MIN = 2.0**-120  # smaller bids count as this one
-LACKS_MAX = 2.0**30
-NOT_WANTED = -LACKS_MAX
+LACKS_MAX = {Precision.INT8: 2.0**30, Precision.FLOAT16: 2.0**100}  # beyond all products, and no sum overflows
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -82,6 +82,7 @@ def _coarse_looker(layout: Layout) -> Any:
     load = load_rows(layout.row_bytes, layout.precision)
     may_reach = reach(layout.row_bytes, layout.precision, layout.tiles)
     row_bytes, record_bytes, look_at = layout.row_bytes, layout.bytes, layout.look
+    lacks_max = float32(LACKS_MAX[layout.precision])
     read4 = ptx.reader_f32(4)
 
     @cuda.jit(device=True, forceinline=True)
@@ -115,9 +116,9 @@ def _coarse_looker(layout: Layout) -> Any:
                 numbers = read4(record, uint64(LOOK_AT))
                 x = ptx.larger(ptx.fused(bid, per_bid[user], float32(-1.0)), at_most[user])
                 lacks = ptx.fused(ptx.fused(ptx.log2(x), numbers[0], numbers[1]), inverse, numbers[2])
-                lacks = ptx.larger(ptx.smaller(lacks, float32(LACKS_MAX)), float32(-LACKS_MAX))
+                lacks = ptx.larger(ptx.smaller(lacks, lacks_max), -lacks_max)  # of NaN, the largest
                 if masks > 1 and not wanted:
-                    lacks = float32(NOT_WANTED)
+                    lacks = -lacks_max
                 below = may_reach(rows, record + uint64(look_at), lacks)
                 if cuda.any_sync(FULL_WARP, int32(below[0] & below[1] & below[2] & below[3]) >= 0):
                     may = _of_own_row(below)  # by all lanes, so not behind an `and`

@@ -241,7 +241,7 @@ class Run:
         process.service.loading = True
         process.parties.start()
         process.service.towers.start()
-        process.parties.engine.call(partial(timed_warm_up, process.service.backend)).add_done_callback(self._loaded)
+        process.parties.engine.call(partial(timed_warm_up, process.service)).add_done_callback(self._loaded)
         backend = process.service.backend
         log.info("backend %s: %s", backend.name, backend.why)
         log.info("listening on %s, backend %s, precision %s", process.address, backend.name, self.settings.precision)
@@ -358,11 +358,12 @@ def in_daemon(function: Callable[[], None]) -> asyncio.Future[None]:
     return asyncio.wrap_future(done)
 
 
-def timed_warm_up(backend: Backend, index: Index) -> None:
+def timed_warm_up(service: Service, index: Index) -> None:
     """On the engine's thread, before its first events."""
     began = time.perf_counter()
-    compile_apart(index.precision)
-    warm_up(index.schema, index.dim, index.gate_dim, index.precision, backend)
+    if not compile_apart(index.precision, lambda: not service.stopping):
+        return
+    warm_up(index.schema, index.dim, index.gate_dim, index.precision, service.backend)
     log.info("kernels are loaded after %.1f s", time.perf_counter() - began)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 from msgspec import structs
@@ -42,19 +43,23 @@ SMALL = Limits(ads=8192, targetings=8192, terms=8192, expired=64)
 log = logging.getLogger("mirach.warm_up")
 
 
-def compile_apart(precision: Precision) -> None:
-    """Has the kernels compiled by a process of its own where no start has done so yet. Should that fail, `warm_up`
-    compiles them here."""
+def compile_apart(precision: Precision, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+    """Has the kernels compiled by a process of its own where no start has done so yet. -> whether to go on: should that
+    fail, `warm_up` compiles them here, unless a signal that ended it was meant for this process too."""
     mark = compiled_mark(precision)
     if mark is None or mark.exists():
-        return
+        return True
     log.info("compiling the kernels for %s, once on this machine: about a minute", precision)
     command = [sys.executable, "-m", "api.warm_up", precision]
     child = subprocess.run(command, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 — our own words
+    if child.returncode < 0 and not is_wanted():
+        log.info("the compiling process was ended; the kernels are compiled at the next start")
+        return False
     if child.returncode:
         log.warning("the compiling process ended with exit code %d; compiling here", child.returncode)
     else:
         mark.touch()
+    return True
 
 
 def warm_up(schema: Schema, dim: int, gate_dim: int, precision: Precision, backend: Backend = CPU) -> None:

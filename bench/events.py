@@ -38,7 +38,7 @@ STEPS = ("decode", "pack", "apply", "delta", "rest")
 class HostMemory:
     """In place of a GPU: takes what is sent to it and does nothing with it."""
 
-    name = "host memory"
+    name, multiprocessors = "host memory", 132
 
     def __init__(self) -> None:
         self._next = 1 << 32

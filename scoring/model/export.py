@@ -32,6 +32,7 @@ from scoring.model.requests import read_requests
 from scoring.user import User
 
 FORMAT = 1
+NAME_MAX = 200  # characters of a model's name, which answers and logs carry
 FILES = ("weights.safetensors", "items.safetensors", "vocabularies.json")
 ADS_AT_ONCE = 1024
 USERS_AT_ONCE = 256
@@ -59,12 +60,15 @@ def write_export(
     folder: Path, name: str, network: Network, table: ItemTable, calibration: tuple[float, float],
     metrics: dict[str, Any], weights: str = "float32",
 ) -> None:  # fmt: skip
-    """Writes the directory. Raises ModelError for a head that the contract's score cannot say, or no finite one."""
+    """Writes the directory. Raises ModelError for a head that the contract's score cannot say, no finite one, or
+    a name that is too long."""
     architecture = network.architecture
     if architecture.head not in SERVED_HEADS:
         raise ModelError(f"a model with the head {architecture.head} is for comparison only and cannot be served")
     if not np.isfinite(calibration).all():
         raise ModelError("its temperature or bias is not a finite number: its scores would be none; train it again")
+    if not 1 <= len(name) <= NAME_MAX:
+        raise ModelError(f"a model's name has 1 to {NAME_MAX} characters, not {len(name)}")
     folder.mkdir(parents=True, exist_ok=True)
     state = {key: value.detach().cpu().to(WEIGHTS[weights]).contiguous() for key, value in network.state_dict().items()}
     (folder / "weights.safetensors").write_bytes(save(state))
@@ -75,7 +79,7 @@ def write_export(
     described = Described(
         format=FORMAT, name=name, architecture=architecture, dim=architecture.dim, gate_dim=architecture.gate_dim,
         experts=network.head.count, route=network.head.route, temperature=calibration[0], bias=calibration[1],
-        shapes={key: "x".join(map(str, value.shape)) for key, value in state.items()}, metrics=metrics,
+        shapes=shapes_of(state), metrics=metrics,
         files={file: _checksum((folder / file).read_bytes()) for file in FILES},
     )  # fmt: skip
     (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(described)) + b"\n")
@@ -103,9 +107,30 @@ def read_export(folder: Path, device: str | None = None) -> TrainedModel:
         arrays = load_arrays(folder / "items.safetensors")
     except (msgspec.MsgspecError, SafetensorError, RuntimeError, KeyError) as error:
         raise ModelError(f"the files of {folder} do not fit each other: {error}; export it again") from None
+    _check_described(described, network, folder)
     table = catalogue_of(vocabularies, arrays)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return TrainedModel(described, network.to(where).eval(), table, _checksum(raw))
+
+
+def _check_described(described: Described, network: Network, folder: Path) -> None:
+    """Raises ModelError where model.json says what its own architecture and weights do not."""
+    architecture, head = network.architecture, network.head
+    known = Described(
+        FORMAT, described.name, architecture, architecture.dim, architecture.gate_dim, head.count, head.route,
+        described.temperature, described.bias, shapes_of(network.state_dict()), described.metrics, described.files,
+    )  # fmt: skip
+    for name in Described.__struct_fields__:
+        if getattr(known, name) != getattr(described, name):
+            raise ModelError(f"{folder / 'model.json'} is damaged: its {name} is not that of its weights")
+    if not 1 <= len(described.name) <= NAME_MAX:
+        raise ModelError(f"{folder / 'model.json'}: a name has 1 to {NAME_MAX} characters, not {len(described.name)}")
+    if architecture.head not in SERVED_HEADS or not np.isfinite((described.temperature, described.bias)).all():
+        raise ModelError(f"{folder / 'model.json'} says what cannot be served: head, temperature or bias")
+
+
+def shapes_of(state: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {key: "x".join(map(str, value.shape)) for key, value in state.items()}
 
 
 def catalogue_of(vocabularies: Vocabularies, arrays: dict[str, NDArray[Any]]) -> ItemTable:

@@ -31,7 +31,8 @@ from scoring.model.sequences import Asked, Sequences, label_counts
 from scoring.user import FLOAT32_MAX
 
 HISTORY_MAX = 1000  # engagements of one history that are read, the newest
-TEXTS_MAX = 100
+TEXTS_MAX = 100  # of a request that are read, the last
+CHARACTERS_MAX = 100_000  # of these together: whoever waits for the towers waits for them to be read
 FIELDS = ("history", "cohort", "semantic", "surfaces")
 SEMANTIC = ("texts", "vector")
 ENGAGEMENT = ("ad_id", "item", "event", "time")
@@ -212,4 +213,8 @@ def _semantic(raw: object, path: str, dim: int, buckets: int) -> tuple[list[floa
         return None, []
     if type(texts) is not list or not all(type(text) is str for text in texts):
         raise InvalidInput(f"{path}.texts", f"a list of texts is needed, not {shown(texts)}", "wrong_type")
-    return None, words_of(texts[-TEXTS_MAX:], buckets)
+    texts = texts[-TEXTS_MAX:]
+    if (characters := sum(map(len, texts))) > CHARACTERS_MAX:
+        detail = f"the texts have at most {CHARACTERS_MAX:,} characters together, not {characters:,}"
+        raise InvalidInput(f"{path}.texts", detail, "too_long")
+    return None, words_of(texts, buckets)

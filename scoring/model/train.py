@@ -281,7 +281,10 @@ class Trainer:
             names = [name for name in kind.__struct_fields__ if getattr(mine, name) != getattr(other, name)]
             changed = [name for name in names if name not in MAY_CHANGE]
             if changed:
-                raise TrainingError(f"{self.folder} holds a run with another {changed[0]}: give another folder")
+                raise TrainingError(
+                    f"{self.folder} holds a run with another {changed[0]}: repeat what was --set for it, or give "
+                    "another folder"
+                )
         kept = msgspec.json.decode((self.folder / "vocabularies.json").read_bytes(), type=Vocabularies)
         mine_without = msgspec.structs.replace(self.vocabularies, columns=[])  # as runs of before had them
         if kept not in (self.vocabularies, mine_without):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +19,7 @@ from numba.core.dispatcher import Dispatcher
 
 from api.config import Settings
 from api.requests import RequestParser
-from api.warm_up import warm_up
+from api.warm_up import compile_apart, warm_up
 from bench import ads as bench
 from gpu_index import inspection
 from gpu_index.disk import Folder
@@ -128,3 +129,18 @@ def compiled_by_work(precision: Precision, folder: Path) -> list[str]:
 def test_nothing_is_compiled_after_the_warm_up(precision: Precision, tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as apart:
         assert apart.submit(compiled_by_work, precision, tmp_path).result() == []
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "is_wanted", "goes_on"), [(0, False, True), (1, False, True), (-15, True, True), (-15, False, False)]
+)
+def test_a_signal_for_all_ends_the_compiling_for_good(
+    exit_code: int, is_wanted: bool, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal to the group ends the process that compiles; a service that is to end too does not begin again."""
+    mark = tmp_path / "mark"
+    monkeypatch.setattr("api.warm_up.compiled_mark", lambda _precision: mark)
+    ended = subprocess.CompletedProcess([], exit_code)
+    monkeypatch.setattr("api.warm_up.subprocess.run", lambda *_arguments, **_options: ended)
+    assert compile_apart(Precision.INT8, lambda: is_wanted) == goes_on
+    assert mark.exists() == (exit_code == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,7 @@ def test_history_is_taken_by_time_where_it_has_one(exported: Path) -> None:
         ({"semantic": {"vector": [1, 2]}}, None, "[1].features.semantic.vector"),
         ({"semantic": {"vector": [1e40] * 16}}, None, "[1].features.semantic.vector"),
         ({"semantic": {"texts": "one"}}, None, "[1].features.semantic.texts"),
+        ({"semantic": {"texts": ["x" * 50_000, "y" * 50_001]}}, None, "[1].features.semantic.texts"),
         ({}, [], "[1].context"),
         ({}, {"hour": {}}, "[1].context.hour"),
     ],
@@ -201,6 +203,24 @@ def test_a_wrong_shape_is_an_error_with_its_place(exported: Path, features: Any,
     with pytest.raises(InvalidInput) as fault:
         loaded(exported).users([{}, features], [None, context])
     assert fault.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("dim", 8, "its dim is not"), ("experts", 3, "its experts is not"), ("route", 99, "its route is not"),
+        ("shapes", {"head": "1x2"}, "its shapes is not"), ("name", "", "1 to 200 characters"),
+        ("name", "x" * 201, "1 to 200 characters"), ("bias", 1e999, "not a model's description"),
+    ],
+)  # fmt: skip
+def test_a_description_that_is_not_of_its_weights_is_refused(
+    exported: Path, name: str, value: object, message: str
+) -> None:
+    described = json.loads((exported / "model.json").read_bytes())
+    load_model(exported)
+    (exported / "model.json").write_text(json.dumps(described | {name: value}))
+    with pytest.raises(ModelError, match=message):
+        load_model(exported)
 
 
 def test_a_model_that_cannot_be_used_is_refused(

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from kernels.lanes import I8, emit_prefetch
 
 IN_PLACE = {"nogil": True, "cache": True, "_nrt": False}
 INLINED = {**IN_PLACE, "forceinline": True}  # small, or called from one place
@@ -28,11 +29,7 @@ def prefetch(_context: Any, array: Any, offset: Any) -> Any:  # noqa: ARG001 —
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         held = context.make_array(signature.args[0])(context, builder, arguments[0])
         at = cgutils.pointer_add(builder, held.data, arguments[1])
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        fetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
-        numbers = [ir.Constant(number, each) for each in (0, 3, 1)]  # to read, to be kept in all caches, data
-        builder.call(fetch, [builder.bitcast(at, byte), *numbers])
+        emit_prefetch(builder, builder.bitcast(at, I8.as_pointer()))
         return context.get_dummy_value()
 
     return types.void(array, types.int64), codegen

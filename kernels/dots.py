@@ -19,7 +19,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.lanes import F32, F64_LANES, I8, I16, I32, I64, LANES, at_index, data_pointer, llvm_function, splat
+from kernels.lanes import (
+    F32,
+    F64_LANES,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    at_index,
+    data_pointer,
+    emit_prefetch,
+    llvm_function,
+    splat,
+)
 
 LOAD_BYTES = 16
 LOAD_WORDS = 4
@@ -98,14 +111,13 @@ def _load_tile(_context: Any, rows: Any, slots: Any, _at: Any, tile: Any) -> Any
 def _prefetch_rows(_context: Any, rows: Any, slots: Any, _at: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, arguments: Any) -> Any:
         pointers, row_bytes = _row_pointers(context, builder, sig, arguments)
-        prefetch = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         wanted = builder.udiv(builder.add(row_bytes, I64(CACHE_LINE_BYTES - 1)), I64(CACHE_LINE_BYTES))
         lines_max = I64(PREFETCH_LINES_MAX)
         lines = builder.select(builder.icmp_unsigned("<", wanted, lines_max), wanted, lines_max)
         with cgutils.for_range(builder, lines) as loop:
             offset = builder.mul(loop.index, I64(CACHE_LINE_BYTES))
             for pointer in pointers:
-                builder.call(prefetch, [builder.gep(pointer, [offset]), I32(0), I32(3), I32(1)])  # read, keep, data
+                emit_prefetch(builder, builder.gep(pointer, [offset]))
         return context.get_dummy_value()
 
     return types.void(rows, slots, types.int64), codegen

@@ -66,6 +66,12 @@ def llvm_function(builder: Any, name: str, result: Any, arguments: list[Any]) ->
     return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
 
 
+def emit_prefetch(builder: Any, pointer: Any) -> None:
+    """Has the processor fetch the cache line at a byte. Waits for nothing, and a wrong address does no harm."""
+    fetch = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+    builder.call(fetch, [pointer, I32(0), I32(3), I32(1)])  # to read, to be kept in all caches, data
+
+
 # ---- + - * / on Lanes ----
 
 

@@ -7,8 +7,9 @@ A file has lines of one form, told by its first line that is a JSON object unles
 3. meta: a Meta targeting spec, or an object with one in `targeting_meta` or `targeting`.
 
 Events are checked each for itself: whether a modify's ad exists only the index knows. A good line may have warnings:
-of parts of its targeting that are accepted as they stand and hold for no value, such as a range from 40 to 18, and of
-keys that come twice in an object, of which the last one counts.
+of parts of its targeting that are accepted as they stand and hold for no value, such as a range from 40 to 18, of times
+at which the ad can never match, such as an end before the start, and of keys that come twice in an object, of which the
+last one counts.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import UnsetType
 
-from gpu_index.events import EventKind, ParsedTargeting
+from gpu_index.events import AdPatch, EventKind, ParsedTargeting
 from gpu_index.invalid_input import InvalidInput, shown
 from gpu_index.json_input import decode_json
 from gpu_index.schema import Attribute, Kind, Schema
 from gpu_index.targeting import All, Any_, Between, Expression, In, Not, parse_expression
+from gpu_index.zones import Schedule
 from ingest.decode import Decoder
 from ingest.envelope import read_envelope
 from ingest.meta import compile_meta
@@ -73,6 +76,7 @@ class Good(msgspec.Struct, frozen=True):
     targeting: Expression
     path: str  # of the targeting
     compiled: bool = False  # of a Meta spec
+    patch: AdPatch | None = None  # of a create or modify
 
 
 class Summary(msgspec.Struct):
@@ -130,6 +134,8 @@ class Checker:
                 else:
                     path = _joined(good.path, place)
                 yield self._found(Finding(number, path, MATCHES_NOTHING, detail, warning=True))
+            for path, detail in never_live(good.patch):
+                yield self._found(Finding(number, path, MATCHES_NOTHING, detail, warning=True))
 
     def _read(self, raw: bytes, number: int) -> Good:
         """Raises InvalidInput."""
@@ -152,11 +158,12 @@ class Checker:
         key = read_envelope(raw).ad_id.encode()
         event = self._decoder.decode(key, raw, partition=0, offset=number, timestamp_ms=0)
         if event.kind is not EventKind.BAD:
-            targeting = event.patch.targeting if event.patch is not None else None
+            kind, patch = str(event.kind.value), event.patch
+            targeting = patch.targeting if patch is not None else None
             if not isinstance(targeting, ParsedTargeting):
-                return Good(str(event.kind.value), All(()), "")
+                return Good(kind, All(()), "", patch=patch)
             name = "targeting_meta" if targeting.from_meta else "targeting"
-            return Good(str(event.kind.value), targeting.expression, f"ad.{name}", targeting.from_meta)
+            return Good(kind, targeting.expression, f"ad.{name}", targeting.from_meta, patch)
         assert event.fault is not None
         detail = event.fault.detail
         path = _PATH.match(detail)
@@ -211,6 +218,18 @@ def never_true(expression: Expression, attributes: Sequence[Attribute], path: st
         case Between(attribute, low, high):
             if (why := _empty_range(low, high, attributes[attribute])) is not None:
                 yield _joined(path, "between"), why
+
+
+def never_live(patch: AdPatch | None) -> Iterator[tuple[str, str]]:
+    """What an event says of an ad's times by which it can never match: where, and why. Of a modify, what it says
+    itself: its start may be one that another event gave."""
+    if patch is None:
+        return
+    start_us, end_us, schedule = patch.start_us, patch.end_us, patch.schedule
+    if not isinstance(start_us, UnsetType) and not isinstance(end_us, UnsetType) and end_us <= start_us:
+        yield "ad.end_time", "the ad matches at no time: its end_time is not after its start_time"
+    if isinstance(schedule, Schedule) and not schedule.hours:
+        yield "ad.schedule.hours", "the ad matches at no time: an empty list has no hour of the week"
 
 
 def _no_value(values: Sequence[Any], attribute: Attribute) -> str | None:

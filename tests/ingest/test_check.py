@@ -211,6 +211,39 @@ def test_what_may_hold_is_no_warning(leaf: dict[str, Any]) -> None:
     assert checked(leaf)[0] == []
 
 
+NOON, LATER = "2026-12-01T12:00:00Z", "2026-12-01T13:00:00.5+01:00"
+
+
+@pytest.mark.parametrize(
+    ("ad", "place", "word"),
+    [
+        ({"schedule": {"timezone": "UTC", "hours": []}}, "ad.schedule.hours", "no hour"),
+        ({"start_time": LATER, "end_time": NOON}, "ad.end_time", "not after"),
+        ({"start_time": NOON, "end_time": "2026-12-01T13:00:00+01:00"}, "ad.end_time", "not after"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["create", "modify"])
+def test_an_ad_that_can_never_be_shown_is_a_warning_of_a_good_line(
+    kind: str, ad: dict[str, Any], place: str, word: str
+) -> None:
+    (finding,), checker = checked({**event(**ad, targeting=IN_US), "type": kind})
+    assert (finding.path, finding.code, finding.warning) == (place, "matches_nothing", True)
+    assert word in finding.detail
+    assert checker.summary.kinds == {kind: 1}
+    assert checker.summary.warnings == {Reason("matches_nothing", place): 1}
+
+
+@pytest.mark.parametrize(
+    "ad",
+    [
+        {"start_time": NOON, "end_time": LATER}, {"start_time": NOON}, {"end_time": NOON},
+        {"start_time": LATER, "end_time": None}, {"schedule": {"timezone": "UTC", "hours": [0]}}, {"schedule": None},
+    ],
+)  # fmt: skip
+def test_an_ad_that_may_be_shown_is_no_warning(ad: dict[str, Any]) -> None:
+    assert checked(event(**ad), {**event(**ad), "type": "modify"})[0] == []
+
+
 def test_a_warning_of_a_meta_spec_is_placed_at_the_spec() -> None:
     spec = {"user_os": ["iOS_ver_9.0_to_8.0"]}
     (of_spec,), _ = checked({"targeting_meta": spec})

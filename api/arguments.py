@@ -116,7 +116,7 @@ COMMANDS = {
             Argument("data", {"metavar": "DATA", "help": "the folder of the data set (docs/model.md)"}),
             Argument("--run", {"required": True, "metavar": "FOLDER", "help": "where weights and logs go"}),
             SET,
-            switch("--resume", "go on with the run in the folder"),
+            switch("--resume", "go on with the run in the folder, as what it was begun as"),
             Argument("--warm-start", {"metavar": "FOLDER", "help": "a run whose weights to begin with"}),
             Argument("--export", {"metavar": "FOLDER", "help": "evaluate, and write the model that is served"}),
             Argument("--name", {"help": "the exported model's name. Default: the run's folder's."}),

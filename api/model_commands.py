@@ -51,8 +51,8 @@ def _synthetic(seed: str, folder: Path) -> dict[str, int]:
 
 def train_command(arguments: argparse.Namespace) -> int:
     """`mirach train DATA --run FOLDER`: trains, or goes on; with --export writes the directory that is served."""
-    architecture, recipe = _settings(arguments.set)
     run = Path(arguments.run)
+    architecture, recipe = _settings(arguments.set, _held(run) if arguments.resume else {})
     if arguments.export and architecture.head not in SERVED_HEADS:
         raise UserError(f"a model with the head {architecture.head} is for comparison only: leave --export out")
     with _model_errors():
@@ -109,10 +109,21 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(given: list[str]) -> tuple[Architecture, Recipe]:
-    """NAME=VALUE pairs of the two structs. Raises UserError."""
-    values: dict[type[msgspec.Struct], Json] = {Architecture: {}, Recipe: {}}
-    names = {name: kind for kind in values for name in kind.__struct_fields__}
+def _held(run: Path) -> Json:
+    """Architecture and recipe of the run in a folder, in one. Raises UserError."""
+    with _model_errors():
+        from scoring.model.train import read_state
+
+        state = read_state(run)
+        held: Json = msgspec.to_builtins(state["architecture"]) | msgspec.to_builtins(state["recipe"])
+        return held
+
+
+def _settings(given: list[str], held: Json) -> tuple[Architecture, Recipe]:
+    """The two structs of NAME=VALUE pairs; what is not given is as `held`, else the default. Raises UserError."""
+    kinds: tuple[type[msgspec.Struct], ...] = (Architecture, Recipe)
+    names = {name: kind for kind in kinds for name in kind.__struct_fields__}
+    values = {kind: {name: held[name] for name in kind.__struct_fields__ if name in held} for kind in kinds}
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals:

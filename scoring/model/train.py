@@ -282,8 +282,8 @@ class Trainer:
             changed = [name for name in names if name not in MAY_CHANGE]
             if changed:
                 raise TrainingError(
-                    f"{self.folder} holds a run with another {changed[0]}: repeat what was --set for it, or give "
-                    "another folder"
+                    f"{self.folder} holds a run with another {changed[0]}, {getattr(other, changed[0])}: where a run "
+                    f"goes on, only {', '.join(MAY_CHANGE)} may be changed; leave it out, or give another folder"
                 )
         kept = msgspec.json.decode((self.folder / "vocabularies.json").read_bytes(), type=Vocabularies)
         mine_without = msgspec.structs.replace(self.vocabularies, columns=[])  # as runs of before had them

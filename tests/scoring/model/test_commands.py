@@ -65,7 +65,10 @@ def test_what_is_wrong_is_said_in_a_line(
     capsys.readouterr()
     for arguments, told in (
         (["train", "data", "--run", "run", *SETTINGS], "holds a run already"),
-        (["train", "data", "--run", "run", *SETTINGS, "--set", "batch=5", "--resume"], "another batch"),
+        (["train", "data", "--run", "run", "--set", "batch=5", "--resume"], "another batch, 16: where a run goes on"),
+        (["train", "data", "--run", "run", "--set", "head=mol", "--resume"], "another head, gate"),
+        (["train", "data", "--run", "run", "--set", "epochs=0", "--resume"], "epochs 0 is not 1 or more"),
+        (["train", "data", "--run", "run", "--set", "epoch=3", "--resume"], "nearest is epochs"),
         (["train", "data", "--run", "other", "--set", "hed=dot"], "nearest is head"),
         (["train", "data", "--run", "other", "--set", "head"], "takes NAME=VALUE"),
         (["train", "data", "--run", "other", "--set", "route=9"], "route 9 is not 1 to 4"),
@@ -77,7 +80,7 @@ def test_what_is_wrong_is_said_in_a_line(
         (["train", "data", "--run", "other", "--set", "towers="], "towers"),
         (["train", "data", "--run", "other", "--set", "head=mol", "--export", "model"], "leave --export out"),
         (["train", "data", "--run", "other", "--warm-start", "nope"], "nope holds no trained run"),
-        (["train", "data", "--run", "other", "--resume", *SETTINGS], "other holds no trained run"),
+        (["train", "data", "--run", "other", "--resume"], "other holds no trained run"),
         (["evaluate", "run", "others"], "another data set"),
         (["train", "nowhere", "--run", "other"], "cannot be read"),
         (["evaluate", "nowhere", "data"], "holds no trained run"),
@@ -87,10 +90,8 @@ def test_what_is_wrong_is_said_in_a_line(
     ):
         assert main(arguments) == 2, arguments
         assert told in capsys.readouterr().err, arguments
-    assert main(["train", "data", "--run", "run", *SETTINGS, "--set", "epochs=3", "--resume"]) == 0
-    assert "epoch   3" in capsys.readouterr().out
     Path("run/best.safetensors").unlink()
-    for arguments in (["evaluate", "run", "data"], ["train", "data", "--run", "run", *SETTINGS, "--resume"]):
+    for arguments in (["evaluate", "run", "data"], ["train", "data", "--run", "run", "--resume"]):
         assert main(arguments) == 2, arguments
         assert "best.safetensors is missing" in capsys.readouterr().err
     shutil.copy("run/last.safetensors", "run/best.safetensors")
@@ -100,6 +101,30 @@ def test_what_is_wrong_is_said_in_a_line(
         Path("run/run.json").write_text(text)
         assert main(["evaluate", "run", "data"]) == 2
         assert "run.json is damaged" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_as_what_it_was_begun_as(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("data"))
+    begun = [*SETTINGS, "--set", "towers=sequence,semantic", "--set", "experts=sequence,semantic"]
+    assert main(["train", "data", "--run", "run", *begun]) == 0
+    first = json.loads(Path("run/run.json").read_text())
+    shutil.copytree("run", "again")
+    capsys.readouterr()
+    on = ["--threads", "1", "--resume", "--set", "epochs=3", "--set", "patience=9"]
+    assert main(["train", "data", "--run", "run", *on]) == 0
+    said = capsys.readouterr().out
+    assert "epoch   3" in said
+    assert "epoch   2" not in said
+    last = json.loads(Path("run/run.json").read_text())
+    assert last["architecture"] == first["architecture"]
+    assert last["architecture"]["towers"] == ["sequence", "semantic"]
+    assert last["recipe"] == first["recipe"] | {"epochs": 3, "patience": 9}
+    repeated = [*begun, "--set", "epochs=3", "--set", "patience=9", "--resume"]  # as one had to
+    assert main(["train", "data", "--run", "again", *repeated]) == 0
+    assert Path("again/last.safetensors").read_bytes() == Path("run/last.safetensors").read_bytes()
 
 
 def test_a_click_log_without_splits_trains_well(

@@ -206,6 +206,13 @@ class Snapshot(Collector):
         yield counter("mirach_ad_tower_busy_seconds", "What the model took for ads.", {(): ads["seconds"]})
         yield gauge("mirach_user_towers_waiting", "Users waiting for the model.",
                     {(): model["user_towers"]["waiting"]})  # fmt: skip
+        understood = {
+            (part, kind): count
+            for part, counts in model["user_towers"]["understood"].items()
+            for kind, count in counts.items()
+        }
+        yield counter("mirach_user_feature_values", "Values told of users and contexts, known to the model or unknown.",
+                      understood, ("part", "kind"))  # fmt: skip
         for name, of, description in (
             ("mirach_user_towers_seconds", "seconds", "What the model took for a batch of users."),
             ("mirach_user_towers_batch_users", "batch_users", "Users that the model was given at once."),

@@ -32,6 +32,7 @@ from kernels.memory import AddressSpaceError
 from scoring.explain import explain
 from scoring.model.served import Model, ModelError
 from scoring.request import Answer, Request
+from scoring.user import understood_figures
 
 T = TypeVar("T")
 Parse = Callable[[RequestParser], Sequence[Request]]
@@ -227,7 +228,10 @@ class Service:
     def model_figures(self) -> dict[str, Any]:
         """The model in use, a switch that is going on, and the towers, as JSON types."""
         counts = self.towers.statistics
-        users = {"users": counts.users, "batches": counts.batches, "seconds": round(counts.seconds.total, 6)}
+        users = {
+            "users": counts.users, "batches": counts.batches, "seconds": round(counts.seconds.total, 6),
+            "understood": understood_figures(counts.understood),
+        }  # fmt: skip
         return {**self.models.figures(), "user_towers": {"waiting": self.towers.waiting, **users}}
 
     async def index_figures(self) -> dict[str, Any]:

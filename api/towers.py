@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from api.engine import QueueFull, Stopped
 from api.metrics import LATENCY_BUCKETS_S, Histogram
@@ -24,7 +26,7 @@ from api.worker import Worker
 from gpu_index.invalid_input import InvalidInput
 from scoring.model.served import Model
 from scoring.request import Request
-from scoring.user import User, UserFeatures
+from scoring.user import TOLD, User, UserFeatures
 
 USERS_MAX = 64  # asked at once
 BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -43,6 +45,7 @@ class TowerStatistics:
     batches: int = 0
     seconds: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))  # of a batch
     batch_users: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
+    understood: NDArray[np.int64] = field(default_factory=lambda: np.zeros((len(TOLD), 2), np.int64))  # as User's
 
 
 @dataclass(slots=True)
@@ -119,6 +122,8 @@ class UserTowers(Worker):
         self.statistics.batch_users.observe(len(users))
         self.statistics.users += len(users)
         self.statistics.batches += 1
+        if understood := [user.understood for user in made if user.understood is not None]:
+            self.statistics.understood = self.statistics.understood + np.sum(understood, 0)  # put in place whole
         at = 0
         for job in jobs:
             if job.future.set_running_or_notify_cancel():

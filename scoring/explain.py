@@ -14,7 +14,7 @@ from kernels.precision import dequantise
 from scoring.reference import score_parts
 from scoring.request import Pathway, Request
 from scoring.retrieve import retrieve
-from scoring.user import UserFeatures
+from scoring.user import UserFeatures, understood_figures
 
 
 def explain(index: Index, ad_id: str, request: Request) -> dict[str, object] | None:
@@ -77,7 +77,7 @@ def _score(index: Index, slot: int, pathway: Pathway) -> dict[str, object]:
     a, bid = index.ads, float(index.ads.bid[slot])
     user = pathway.user
     if user is None:
-        return {"bid": bid, "score": 0.5, "value": 0.5 * bid, "experts": None}
+        return {"bid": bid, "score": 0.5, "value": 0.5 * bid, "experts": None, "understood": None}
     assert not isinstance(user, UserFeatures), "the towers come before the engine"
     embedding = dequantise(a.embedding[slot], a.embedding_scale[slot], index.dim)
     gate = dequantise(a.gate[slot], a.gate_scale[slot], index.gate_dim)
@@ -96,4 +96,5 @@ def _score(index: Index, slot: int, pathway: Pathway) -> dict[str, object]:
         "score": score,
         "value": score * bid,
         "experts": experts,
+        "understood": None if user.understood is None else understood_figures(user.understood),
     }

@@ -17,6 +17,7 @@ from kernels.score import EXPERTS_MAX, PackedUsers, pack_vectors, packed_dtype, 
 
 FIELDS = ("experts", "gates", "gate_bias", "features")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+TOLD = ("history", "surfaces", "cohort", "semantic", "context")  # the parts of what a request tells a model
 
 
 class User(msgspec.Struct, frozen=True, eq=False):
@@ -28,6 +29,13 @@ class User(msgspec.Struct, frozen=True, eq=False):
     temperature: float
     bias: float
     route: int  # experts that take part, 1 .. E
+    understood: NDArray[np.int64] | None = None  # [part of TOLD, 2] values told that the model knew, and did not
+
+
+def understood_figures(understood: NDArray[np.int64]) -> dict[str, dict[str, int]]:
+    """[part of TOLD, 2] as JSON types."""
+    counts = zip(TOLD, understood.tolist(), strict=True)
+    return {part: {"known": known, "unknown": unknown} for part, (known, unknown) in counts}
 
 
 class UserFeatures(msgspec.Struct, frozen=True, eq=False):

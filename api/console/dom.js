@@ -21,6 +21,12 @@ export function table(headings, rows) {
   return element("div", { class: "scroll" }, made);
 }
 
+// How many values of each part of what requests tell the model knew.
+export function understood(title, parts) {
+  const rows = Object.entries(parts).map(([part, { known, unknown }]) => [part, whole(known), whole(unknown)]);
+  return table([title, "#Known to the model", "#Unknown"], rows);
+}
+
 export const whole = (value) => Math.round(value).toLocaleString("en");
 
 export function short(value) {

@@ -1,6 +1,6 @@
 // Why an ad is, or is not, in an answer: the explanation as a tree whose deciding parts stand out.
 
-import { element, table } from "./dom.js";
+import { element, table, understood } from "./dom.js";
 
 const list = (value) => (Array.isArray(value) ? value : [value]).map((each) => shown(each)).join(", ");
 
@@ -100,7 +100,8 @@ export function explanation(explained) {
     const said = `y = ${pathway.temperature.toFixed(4)} × sum of weight × dot product + ${pathway.bias.toFixed(4)} = `
       + `${pathway.y.toFixed(4)}; the ${pathway.route} experts of largest gate logit take part`;
     parts.push(element("details", {}, element("summary", {}, `Experts of pathway ${pathway.name}`),
-      element("p", { class: "quiet" }, said), table(["Expert", "#Gate logit", "#Weight", "#Dot product"], rows)));
+      element("p", { class: "quiet" }, said), table(["Expert", "#Gate logit", "#Weight", "#Dot product"], rows),
+      pathway.understood ? understood("Told by the request", pathway.understood) : null));
   }
   parts.push(element("details", {}, element("summary", {}, "As JSON"), element("pre", {}, JSON.stringify(explained, null, 2))));
   return parts;

@@ -1,6 +1,6 @@
 // The panels below the tiles: ingest, index, model, snapshots, each drawn whole from an answer of its admin route.
 
-import { bytes, byId, element, milliseconds, short, table, whole } from "./dom.js";
+import { bytes, byId, element, milliseconds, short, table, understood, whole } from "./dom.js";
 
 const NO_LIMIT = 2 ** 62;
 const CACHES = ["cached_targetings", "rows"]; // to be full is their normal state
@@ -114,6 +114,7 @@ export function drawModel(model) {
       tower.batches ? milliseconds((tower.seconds / tower.batches) * 1000) : "–"];
     parts.push(table(["Towers", "#Asked for", "#Batches", "#Per batch", "#Time of a batch"],
       [row("users", users.users, users), row("ads", ads.ads, ads)]));
+    parts.push(understood("Told by requests", users.understood));
   }
   byId("model").replaceChildren(...parts);
 }

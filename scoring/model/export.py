@@ -28,7 +28,7 @@ from scoring.model.heads import UserSide
 from scoring.model.interface import AdFeatures, ModelError
 from scoring.model.network import Network, table_rows
 from scoring.model.ranking import encode_users
-from scoring.model.requests import read_requests
+from scoring.model.requests import read_by, read_requests
 from scoring.user import User
 
 FORMAT = 1
@@ -151,10 +151,13 @@ class TrainedModel:
         self.name, self.fingerprint = described.name, fingerprint
         self.dim, self.gate_dim, self.experts = described.dim, described.gate_dim, described.experts
         self.described, self.network, self.table = described, network, table
+        self._read = read_by(described.architecture, network.vocabularies)  # [part of TOLD]
 
     def users(self, features: Sequence[dict[str, Any]], contexts: Sequence[dict[str, Any] | None]) -> list[User]:
         """Raises InvalidInput with a path that begins `[i].features` or `[i].context`."""
         asked = read_requests(features, contexts, self.network.vocabularies, self.table, self.dim)
+        known = asked.known * self._read
+        understood = np.stack([known, asked.told - known], -1)  # [user, part of TOLD, 2]
         users: list[User] = []
         for at in range(0, len(features), USERS_AT_ONCE):
             chosen = np.arange(at, min(at + USERS_AT_ONCE, len(features)))
@@ -162,7 +165,9 @@ class TrainedModel:
                 self.network, self.table, asked.sequences, chosen, asked.sequences.start[chosen + 1],
                 asked.asked.of(chosen), asked.given_vectors(chosen, self.network),
             )  # fmt: skip
-            users += users_of(side, self.described.temperature, self.described.bias, self.described.route)
+            users += users_of(
+                side, self.described.temperature, self.described.bias, self.described.route, understood[chosen]
+            )
         return users
 
     def ads(self, ads: Sequence[AdFeatures]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -179,12 +184,15 @@ class TrainedModel:
         return embedding, gate
 
 
-def users_of(side: UserSide, temperature: float, bias: float, route: int) -> list[User]:
-    """A head's users as the contract's: the folded bias is multiplied by the temperature as the experts are."""
+def users_of(
+    side: UserSide, temperature: float, bias: float, route: int, understood: NDArray[np.int64] | None = None
+) -> list[User]:
+    """A head's users as the contract's: the folded bias is multiplied by the temperature as the experts are.
+    `understood`: [user, part of TOLD, 2]."""
     experts, gates, gate_bias, own = (each.float().cpu().numpy() for each in side[:4])
     return [
         User(experts[i], gates[i], gate_bias[i], temperature=temperature, bias=bias + temperature * float(own[i]),
-             route=route)
+             route=route, understood=None if understood is None else understood[i])
         for i in range(len(experts))
     ]  # fmt: skip
 

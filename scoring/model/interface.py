@@ -38,8 +38,8 @@ class Model(Protocol):
     def users(
         self, features: Sequence[dict[str, Any]], contexts: Sequence[dict[str, Any] | None]
     ) -> list[User]:  # one for each, the context folded in
-        """Raises InvalidInput where features or a context have the wrong shape; its path begins `[i].features` or
-        `[i].context`, i the place in the batch."""
+        """Each says what of it was understood. Raises InvalidInput where features or a context have the wrong shape;
+        its path begins `[i].features` or `[i].context`, i the place in the batch."""
 
     def ads(self, ads: Sequence[AdFeatures]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Embeddings [ad, D] and gate queries [ad, G]. Unknown ids and missing signals have trained fallbacks: it never

@@ -21,12 +21,12 @@ class Network(nn.Module):
     def __init__(self, architecture: Architecture, vocabularies: Vocabularies, drop: float = 0.0) -> None:
         super().__init__()
         self.architecture, self.vocabularies = architecture, vocabularies
-        has_context = bool(vocabularies.context) and not architecture.ids_only
+        contextual = has_context(architecture, vocabularies)
         self.items = Items(architecture, vocabularies)
         self.towers = UserTowers(architecture, vocabularies, drop)
-        self.context = Context(architecture, vocabularies) if has_context else None
+        self.context = Context(architecture, vocabularies) if contextual else None
         made = {"mol": MixtureOfLogits, "ranker": Ranker}.get(architecture.head, Head)
-        self.head = made(architecture, has_context)
+        self.head = made(architecture, contextual)
 
     @property
     def device(self) -> torch.device:
@@ -55,6 +55,11 @@ class Network(nn.Module):
         token = batch.token[row]  # [P, L]
         before = torch.arange(length, device=token.device) <= place[:, None]
         return base[token], before & (token != NO_ITEM)
+
+
+def has_context(architecture: Architecture, vocabularies: Vocabularies) -> bool:
+    """Whether the serving context takes part."""
+    return bool(vocabularies.context) and not architecture.ids_only
 
 
 def table_rows(table: ItemTable, rows: NDArray[np.int64], device: torch.device) -> Rows:

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_index.invalid_input import InvalidInput, nearest, shown, step
+from scoring.model.config import Architecture
 from scoring.model.features import (
+    FIRST_ITEM,
     NO_ITEM,
     UNKNOWN_ITEM,
     ItemTable,
@@ -26,9 +28,9 @@ from scoring.model.features import (
     numbers,
     words_of,
 )
-from scoring.model.network import Network
+from scoring.model.network import Network, has_context
 from scoring.model.sequences import Asked, Sequences, label_counts
-from scoring.user import FLOAT32_MAX
+from scoring.user import FLOAT32_MAX, TOLD
 
 HISTORY_MAX = 1000  # engagements of one history that are read, the newest
 TEXTS_MAX = 100  # of a request that are read, the last
@@ -47,6 +49,8 @@ class ReadRequests(NamedTuple):
     asked: Asked
     given: list[list[float] | None]  # [request] semantic vectors
     words: list[list[int]]  # [request] of semantic texts
+    told: Ints  # [request, part of TOLD] how many values it has, of those that are read
+    known: Ints  # [request, part of TOLD] how many of them the vocabularies know
 
     def given_vectors(self, chosen: Ints, network: Network) -> Tensor | None:
         """[request, D] the semantic vectors given, or made of the texts given; NaN rows: none. None: none at all."""
@@ -77,24 +81,57 @@ def read_requests(
     named: list[Json] = []
     given: list[list[float] | None] = []
     words: list[list[int]] = []
+    told: list[tuple[int, ...]] = []
+    heard: list[bool] = []  # whether texts have any word
     for i, (raw, context) in enumerate(zip(features, contexts, strict=True)):
         path = f"[{i}].features"
         parts = _object(raw, path, FIELDS)
         item += [items.get(ad, UNKNOWN_ITEM) for ad, _ in _history(parts.get("history"), f"{path}.history")]
         starts.append(len(item))
-        for ad, kind in _surfaces(parts.get("surfaces"), f"{path}.surfaces", surfaces):
+        elsewhere, elsewhere_told = _surfaces(parts.get("surfaces"), f"{path}.surfaces", surfaces)
+        for ad, kind in elsewhere:
             surface_item.append(items.get(ad, UNKNOWN_ITEM))
             surface_kind.append(kind)
         surface_starts.append(len(surface_item))
         cohorts.append(_values(parts.get("cohort"), f"{path}.cohort"))
         named.append(_values(context, f"[{i}].context"))
-        vector, found = _semantic(parts.get("semantic"), f"{path}.semantic", dim, vocabularies.word_buckets)
+        vector, found, said = _semantic(parts.get("semantic"), f"{path}.semantic", dim, vocabularies.word_buckets)
         given.append(vector)
         words.append(found)
-    return ReadRequests(
-        _sequences(item, starts, cohorts, (surface_item, surface_kind, surface_starts), vocabularies, table),
-        Asked(np.full(len(cohorts), AFTER_ALL), _numbers(vocabularies.context, named)), given, words,
-    )  # fmt: skip
+        heard.append(vector is not None or bool(found))
+        told.append((starts[-1] - starts[-2], elsewhere_told, _values_in(cohorts[-1]), said, _values_in(named[-1])))
+    sequences = _sequences(item, starts, cohorts, (surface_item, surface_kind, surface_starts), vocabularies, table)
+    context = _numbers(vocabularies.context, named)
+    asked = Asked(np.full(len(cohorts), AFTER_ALL), context)
+    counts = np.array(told, np.int64).reshape(-1, len(TOLD))
+    return ReadRequests(sequences, asked, given, words, counts, _known(sequences, context, counts[:, 3] * heard))
+
+
+def _known(sequences: Sequences, context: Ints, semantic: Ints) -> Ints:
+    """[request, part of TOLD] how many values are known; `semantic` [request]: of texts and vectors."""
+    known = np.empty((len(context), len(TOLD)), np.int64)
+    known[:, 0] = _known_items(sequences.item, sequences.start)
+    known[:, 1] = _known_items(sequences.surface_item, sequences.surface_start)
+    known[:, 2] = (sequences.cohort > 0).sum(1)
+    known[:, 3] = semantic
+    known[:, 4] = (context > 0).sum(1)
+    return known
+
+
+def _known_items(item: Ints, start: Ints) -> Ints:
+    """[request] how many of its items are in the table"""
+    before = np.zeros(len(item) + 1, np.int64)
+    np.cumsum(item >= FIRST_ITEM, out=before[1:])
+    return np.diff(before[start])
+
+
+def read_by(architecture: Architecture, vocabularies: Vocabularies) -> NDArray[np.bool_]:
+    """[part of TOLD] whether the model has any use for it."""
+    towers = set(architecture.towers)
+    return np.array([
+        bool(towers & {"sequence", "cohort", "semantic"}), "surfaces" in towers, "cohort" in towers,
+        "semantic" in towers, has_context(architecture, vocabularies),
+    ])  # fmt: skip
 
 
 def _sequences(
@@ -171,19 +208,21 @@ def _by_time(engagements: list[tuple[str, datetime | None]]) -> list[tuple[str, 
     return [(ad, time) for time, ad in sorted(timed, key=lambda each: each[0])]
 
 
-def _surfaces(raw: object, path: str, known: dict[str, int]) -> list[tuple[str, int]]:
-    """-> ad id, surface of each engagement, surfaces merged by time"""
+def _surfaces(raw: object, path: str, known: dict[str, int]) -> tuple[list[tuple[str, int]], int]:
+    """-> ad id, surface of each engagement on known surfaces, these merged by time; engagements on all surfaces"""
     if raw is None:
-        return []
+        return [], 0
     if type(raw) is not dict:
         raise InvalidInput(path, f"an object of histories by surface is needed, not {shown(raw)}", "wrong_type")
     merged: list[tuple[str, datetime | None]] = []
+    told = 0
     for surface, history in raw.items():
         read = _history(history, f"{path}.{step(str(surface))}")
+        told += len(read)
         if surface in known:
             merged += [(f"{known[surface]} {ad}", time) for ad, time in read]
     ordered = [each.partition(" ") for each, _ in _by_time(merged)]
-    return [(ad, int(kind)) for kind, _, ad in ordered]
+    return [(ad, int(kind)) for kind, _, ad in ordered], told
 
 
 def _values(raw: object, path: str) -> Json:
@@ -198,23 +237,27 @@ def _values(raw: object, path: str) -> Json:
     return raw
 
 
-def _semantic(raw: object, path: str, dim: int, buckets: int) -> tuple[list[float] | None, list[int]]:
-    """-> the given vector, words of the given texts"""
+def _values_in(named: Json) -> int:
+    return len(named) - list(named.values()).count(None)
+
+
+def _semantic(raw: object, path: str, dim: int, buckets: int) -> tuple[list[float] | None, list[int], int]:
+    """-> the given vector, words of the given texts, how many vectors or texts these are"""
     if raw is None:
-        return None, []
+        return None, [], 0
     parts = _object(raw, path, SEMANTIC)
     vector, texts = parts.get("vector"), parts.get("texts")
     if vector is not None:
         numbers_only = type(vector) is list and all(type(each) in (int, float) for each in vector)
         if not numbers_only or len(vector) != dim or not all(abs(each) < FLOAT32_MAX for each in vector):
             raise InvalidInput(f"{path}.vector", f"{dim} finite numbers are needed, not {shown(vector)}", "wrong_width")
-        return [float(each) for each in vector], []
+        return [float(each) for each in vector], [], 1
     if texts is None:
-        return None, []
+        return None, [], 0
     if type(texts) is not list or not all(type(text) is str for text in texts):
         raise InvalidInput(f"{path}.texts", f"a list of texts is needed, not {shown(texts)}", "wrong_type")
     texts = texts[-TEXTS_MAX:]
     if (characters := sum(map(len, texts))) > CHARACTERS_MAX:
         detail = f"the texts have at most {CHARACTERS_MAX:,} characters together, not {characters:,}"
         raise InvalidInput(f"{path}.texts", detail, "too_long")
-    return None, words_of(texts, buckets)
+    return None, words_of(texts, buckets), len(texts)

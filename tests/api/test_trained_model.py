@@ -98,6 +98,27 @@ def test_scores_through_http_are_the_trained_models_before_and_after_a_switch(st
     assert scores(switched) == pytest.approx(reference(load_model(tiny), FEATURES, CONTEXT), abs=1e-5)
 
 
+def test_what_the_model_understood_is_told(start: Start) -> None:
+    """Of a request by explain, of all by the metrics."""
+    running = start(model=load_model(DEMO))
+    running.take(EVENTS[0])
+    ask = {"user": {"features": FEATURES}, "context": CONTEXT}
+    explained = running.post("/v1/admin/explain", {"ad_id": EVENTS[0]["ad_id"], "request": ask}).json()
+    (pathway,) = explained["pathways"]
+    assert pathway["understood"] == {
+        "history": {"known": 1, "unknown": 1}, "surfaces": {"known": 1, "unknown": 0},
+        "cohort": {"known": 2, "unknown": 1}, "semantic": {"known": 1, "unknown": 0},
+        "context": {"known": 2, "unknown": 1},
+    }  # fmt: skip
+    running.post("/v1/retrieve/batch", [ask, ask, {}])
+    metrics = running.get("/metrics").text
+    for part, kind, count in (("history", "unknown", 3), ("cohort", "known", 6), ("surfaces", "unknown", 0)):
+        assert f'mirach_user_feature_values_total{{kind="{kind}",part="{part}"}} {count}.0' in metrics
+    assert running.get("/v1/admin/model").json()["user_towers"]["understood"]["cohort"] == {"known": 6, "unknown": 3}
+    plain = running.post("/v1/admin/explain", {"ad_id": EVENTS[0]["ad_id"], "request": {}}).json()
+    assert plain["pathways"][0]["understood"] is None
+
+
 def test_a_damaged_model_is_refused_and_the_one_in_use_stays(start: Start, tiny: Path, tmp_path: Path) -> None:
     running: Running = start(model=load_model(DEMO))
     shutil.copytree(tiny, tmp_path / "damaged")

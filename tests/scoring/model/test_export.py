@@ -19,10 +19,11 @@ from scoring.model.evaluate import ad_columns, evaluate, kernel_scores
 from scoring.model.export import TrainedModel, write_export
 from scoring.model.features import FIRST_ITEM
 from scoring.model.ranking import all_logits
+from scoring.model.requests import read_by
 from scoring.model.served import AdFeatures, ModelError, load_model
 from scoring.model.train import Trainer
 from scoring.reference import sigmoid
-from scoring.user import User
+from scoring.user import TOLD, User, understood_figures
 from tests.scoring.model.tiny import ARCHITECTURE, RECIPE, dataset
 
 CALIBRATION = (0.8, -1.5)
@@ -164,6 +165,42 @@ def test_what_a_request_lacks_or_the_model_does_not_know_is_no_error(exported: P
     for other in (1, 3, 4, 5):
         assert np.abs(users[0].experts - users[other].experts).max() > 1e-4, other
     assert model.users([], []) == []
+
+
+def test_what_was_understood_of_a_request_is_counted(exported: Path, trainer: Trainer) -> None:
+    model = loaded(exported)
+    told = {
+        "history": [{"ad_id": "i1"}, {"ad_id": "nobody's"}, {"item": "i2"}],
+        "surfaces": {"shop": [{"ad_id": "i3"}, {"ad_id": "new"}], "elsewhere": [{"ad_id": "i3"}]},
+        "cohort": {"age": 30, "gender": "x", "height": 2, "none": None},
+        "semantic": {"texts": ["word1", "other2 new"]},
+    }
+    full, empty, wordless, vector = model.users(
+        [told, {}, {"semantic": {"texts": ["…"]}}, {"semantic": {"vector": [0.5] * 16}}],
+        [{"hour": "1", "weather": "rain"}, None, {"hour": None}, {"hour": "99"}],
+    )
+    assert figures(full) == {
+        "history": (2, 1), "surfaces": (1, 2), "cohort": (1, 2), "semantic": (2, 0), "context": (1, 1),
+    }  # fmt: skip
+    nothing = dict.fromkeys(TOLD, (0, 0))
+    assert figures(empty) == nothing
+    assert figures(wordless) == nothing | {"semantic": (0, 1)}
+    assert figures(vector) == nothing | {"semantic": (1, 0), "context": (0, 1)}
+    assert model.users([], []) == []
+
+
+def test_what_the_model_has_no_tower_for_is_not_understood(trainer: Trainer) -> None:
+    known = trainer.vocabularies
+    alone = msgspec.structs.replace(ARCHITECTURE, towers=("surfaces",), experts=("surfaces",), route=1)
+    ids_only = msgspec.structs.replace(alone, towers=("sequence",), experts=("sequence",), ids_only=True)
+    assert dict(zip(TOLD, read_by(ARCHITECTURE, known), strict=True)) == dict.fromkeys(TOLD, True)
+    assert [part for part, read in zip(TOLD, read_by(alone, known), strict=True) if read] == ["surfaces", "context"]
+    assert [part for part, read in zip(TOLD, read_by(ids_only, known), strict=True) if read] == ["history"]
+
+
+def figures(user: User) -> dict[str, tuple[int, int]]:
+    assert user.understood is not None
+    return {part: (each["known"], each["unknown"]) for part, each in understood_figures(user.understood).items()}
 
 
 def test_history_is_taken_by_time_where_it_has_one(exported: Path) -> None:

@@ -90,6 +90,7 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.post("/snapshots")
     async def write_snapshot() -> Response:
+        service.check_loaded()
         try:
             done = await asyncio.shield(asyncio.wrap_future(service.snapshots.request()))
         except NotWritten as reason:

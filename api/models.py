@@ -74,12 +74,14 @@ class Models:
         load: LoadModel = load_model,
         left: Callable[[], int | None] = memory_left,
     ) -> None:
-        """`path`: of the active model. `bytes_max`: that a switch may take; 0: what `left` says is there."""
+        """`path`: of the active model; a relative one, here and in `begin`, is relative to where this process works.
+        `bytes_max`: that a switch may take; 0: what `left` says is there."""
         self.statistics = AdTowerStatistics()
         self.on_switch: Callable[[SharedModel, Path], None] = lambda _model, _path: None  # on the engine's thread
         self.set_widths: Callable[[int, int], None] = lambda _dim, _gate_dim: None  # of the events to be decoded
         self._engine, self._stage, self._schema = engine, stage, schema
-        self._active, self._path, self._setting = active, path, path
+        self._setting = None if path is None else path.absolute()
+        self._active, self._path = active, self._setting
         self._bytes_max, self._clock_us = bytes_max, clock_us
         self._load, self._left = load, left
         self._lock = threading.Lock()
@@ -110,7 +112,7 @@ class Models:
             if self._switch is not None:
                 self._counts["refused"] += 1
                 raise SwitchRefused("busy", f"the switch to {self._switch.path} is going on; wait for its end")
-            switch = self._switch = Switch(path, time.monotonic())
+            switch = self._switch = Switch(path.absolute(), time.monotonic())
         try:
             second, model = self._prepare(switch)
             switch.step = "embedding"
@@ -236,19 +238,30 @@ class Models:
         return self._engine.call(function).result()
 
     def _failed(self, switch: Switch, error: Exception) -> None:
-        reason = "the service is stopping" if isinstance(error, Stopped) else str(error) or type(error).__name__
+        reason = self._reason(error)
         self._counts["failed"] += 1
         self._failure = {"path": str(switch.path), "reason": reason, "at": moment(self._clock_us())}
-        log.error("there is no switch to the model in %s, the one in use stays: %s", switch.path, reason)
+        level = logging.INFO if self._is_end(error) else logging.ERROR
+        log.log(level, "there is no switch to the model in %s, the one in use stays: %s", switch.path, reason)
         with self._lock:
             self._switch = None
 
     def _not_begun(self, switch: Switch, error: Exception) -> None:
         """It never began: whoever asked for it is answered so, and nothing is kept but a count."""
-        log.warning("no switch to the model in %s was begun: %s", switch.path, error or type(error).__name__)
+        level = logging.INFO if self._is_end(error) else logging.WARNING
+        log.log(level, "no switch to the model in %s was begun: %s", switch.path, self._reason(error))
         with self._lock:
             self._counts["refused"] += 1
             self._switch = None
+
+    def _is_end(self, error: Exception) -> bool:
+        """Whether nothing went wrong: the service stops in order."""
+        return isinstance(error, Stopped) and not self._engine.failed
+
+    def _reason(self, error: Exception) -> str:
+        if self._is_end(error):
+            return "the service is stopping"
+        return "the engine has failed" if isinstance(error, Stopped) else str(error) or type(error).__name__
 
     # -- what is shown
 

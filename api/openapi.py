@@ -169,7 +169,8 @@ def admin_paths(settings: Settings) -> Json:
         "/v1/admin/snapshots": {
             "get": admin("snapshots", "How snapshots stand, and those on disk"),
             "post": admin(
-                "write_snapshot", "Writes a snapshot now, and answers when it is in place", (problems.NO_SNAPSHOT,)
+                "write_snapshot", "Writes a snapshot now, and answers when it is in place",
+                (problems.NO_SNAPSHOT, problems.NOT_READY),
             ),
         },
         "/v1/admin/model": {
@@ -178,7 +179,8 @@ def admin_paths(settings: Settings) -> Json:
                 "switch_model", "Switches to another model in the background",
                 (*BODY_PROBLEMS, problems.MODEL_REFUSED, problems.NOT_READY), body=switch,
                 example={"path": "/models/2"}, status=202,
-                description="Answers once the model is loaded and its memory accounted for; the rest is seen by GET.",
+                description="Answers once the model is loaded and its memory accounted for; the rest is seen by GET. "
+                "A relative path is relative to the directory that the service was started in.",
             ),
         },
         "/v1/admin/config": {"get": admin("config", "The settings in force and where each came from")},

@@ -196,11 +196,14 @@ class Service:
         except Stopped:
             raise Problem(NOT_READY, ENGINE_FAILED if self.engine.failed else "the service is stopping") from None
 
-    async def on_engine(self, call: Callable[[Index], T]) -> T:
-        """The result of a call that runs on the engine's thread, between two batches. Raises the problem `not-ready`
-        while that thread loads the kernels: nobody waits for a compiler."""
+    def check_loaded(self) -> None:
+        """Raises the problem `not-ready` while the engine's thread loads the kernels: nobody waits for a compiler."""
         if self.loading:
             raise Problem(NOT_READY, self.progress().detail)
+
+    async def on_engine(self, call: Callable[[Index], T]) -> T:
+        """The result of a call that runs on the engine's thread, between two batches. Raises as `check_loaded`."""
+        self.check_loaded()
         try:
             return await asyncio.wrap_future(self.engine.call(call))
         except Stopped:

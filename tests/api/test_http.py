@@ -296,6 +296,7 @@ def test_while_the_kernels_are_loaded_it_is_not_ready(start: Start) -> None:
     running = start()
     running.service.loading = True
     problem(running.get("/v1/admin/index"), 503, "not-ready")
+    assert "kernels" in problem(running.post("/v1/admin/snapshots"), 503, "not-ready")["detail"]
     assert "kernels" in problem(running.get("/readyz"), 503, "not-ready")["detail"]
     problem(running.post("/v1/retrieve", US), 503, "not-ready")
     running.service.loading = False

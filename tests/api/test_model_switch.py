@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -249,6 +250,19 @@ def test_a_model_that_fails_amid_its_work_leaves_the_old_one(
     assert 'mirach_model_switches_total{outcome="failed"} 1.0' in running.get("/metrics").text
 
 
+def test_a_relative_folder_is_one_of_where_the_service_works(
+    start: Start, shelf: Shelf, old: FakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of the setting is; answers and refusals name it whole."""
+    monkeypatch.chdir(tmp_path)
+    running = start(model=old, load_model=shelf.load)
+    set_so = Models(running.engine, running.stage, SCHEMA, None, Path("new"), bytes_max=0, clock_us=clock_us)
+    figures = switch(running, Path("new"))
+    assert figures["active"]["path"] == set_so.figures()["at_next_start"] == str(tmp_path / "new")
+    refused = problem(running.post("/v1/admin/model", {"path": "../none"}), 422, "invalid-request")
+    assert str(tmp_path / "../none") in refused["detail"]
+
+
 def test_what_cannot_be_switched_to_is_refused_at_once(
     running: Running, start: Start, shelf: Shelf, old: FakeModel, new: FakeModel
 ) -> None:
@@ -452,7 +466,11 @@ def test_what_memory_is_left_is_the_least_that_the_system_says(tmp_path: Path) -
     assert memory_left(meminfo, group) == 3000
 
 
-def test_an_orderly_end_ends_a_switch(running: Running, shelf: Shelf, new: FakeModel) -> None:
+def test_an_orderly_end_ends_a_switch(
+    running: Running, shelf: Shelf, new: FakeModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no error, and no warning."""
+    caplog.set_level(logging.INFO, "mirach")
     asked, go_on = threading.Event(), threading.Event()
 
     def hold(ads: Any) -> None:
@@ -468,3 +486,8 @@ def test_an_orderly_end_ends_a_switch(running: Running, shelf: Shelf, new: FakeM
     running.models.stop()
     figures = running.get("/v1/admin/model").json()
     assert (figures["active"]["name"], figures["last_failure"]["reason"]) == ("old", "the service is stopping")
+    assert "there is no switch to the model in" in caplog.text
+    running.engine.stop(WAIT_S)
+    problem(running.post("/v1/admin/model", {"path": str(path_of(shelf, "new"))}), 503, "not-ready")
+    assert "was begun: the service is stopping" in caplog.text
+    assert {record.levelname for record in caplog.records if record.name == "mirach.model"} == {"INFO"}

@@ -27,7 +27,12 @@ ALL, ANY, NOT, TERMS, INTEGERS, NUMBERS, VERSIONS, CIRCLE = range(8)
 OPEN = 0xFFFFFFFF  # in place of a version's number of parts: no bound
 NO_ZONE = 0
 RECORD_HEAD, SCHEDULE_WORDS = 2, 6
-DEPTH_MAX = 34  # of the walk: the language's 32 and room
+DEPTH_MAX = 32  # of the language: a leaf is 1
+KIND_BITS = 2
+_KIND = (1 << KIND_BITS) - 1
+assert NOT <= _KIND and (DEPTH_MAX - 1) * KIND_BITS < 64  # bits of an int64 that is not negative
+ENCLOSING_MAX = DEPTH_MAX - 2  # nodes around the innermost that has children
+ENDS_STRIDE = 1  # another on a device, where many threads have theirs side by side
 FIELD_ADVERTISER, FIELD_CAMPAIGN, FIELD_BID, FIELD_AGE_S = range(4)
 
 
@@ -214,33 +219,39 @@ def _leaf_holds_overload(words: Any, p: Any, facts: Any) -> Any:  # noqa: ARG001
 @njit(nogil=True, cache=True)
 def walk_stack() -> Any:
     """Working memory for `holds`: made once for many."""
-    return np.empty((2, DEPTH_MAX), np.int64)
+    return np.empty(ENCLOSING_MAX, np.uint32)
 
 
 @njit(nogil=True, cache=True)
-def holds(words: Any, p: int, facts: Any, stack: Any) -> bool:
-    """Whether the expression at words[p] is true of the facts. Walks in prefix order and skips what cannot matter."""
-    ops, ends = stack[0], stack[1]
-    depth, value = 0, False
+def holds(words: Any, root: int, facts: Any, ends: Any) -> bool:
+    """Whether the expression at words[root] is true of the facts. Walks in prefix order and skips what cannot matter.
+
+    Of the nodes that it is inside of, what they are is two bits each of a number, and where the innermost ends is at
+    hand: only the ends of those around it go to memory, to `ends`."""
+    p, end, depth, kinds, value = root, root, 0, 0, False
     while True:
         op = np.int64(words[p] & 15)
         if op <= NOT:
-            ops[depth], ends[depth] = op, p + np.int64(words[p + 1])
+            after = p + np.int64(words[p + 1])
             p += 2
-            if p < ends[depth]:
-                depth += 1
+            if p < after:
+                if depth > 0:
+                    ends[np.uint64((depth - 1) * ENDS_STRIDE)] = end - root
+                depth, kinds, end = depth + 1, kinds << KIND_BITS | op, after
                 continue
             value = op == ALL  # all of nothing is true, any of nothing is false
         else:
             value = _leaf_holds(words, p, facts)
             p += node_words(words, p)
         while depth > 0:
-            op, end = ops[depth - 1], ends[depth - 1]
+            op = kinds & _KIND
             if op == NOT:
                 value = not value
             elif p < end and value == (op == ALL):
                 break  # undecided: the next child
             p = end
-            depth -= 1
+            depth, kinds = depth - 1, kinds >> KIND_BITS
+            if depth > 0:
+                end = root + np.int64(ends[np.uint64((depth - 1) * ENDS_STRIDE)])
         if depth == 0:
             return value

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint16, uint32, uint64
 
-from kernels.cuda.program import DEPTH_MAX, ad_holds
+from kernels.cuda.program import ENDS, PROGRAM_THREADS, ad_holds, queue_bits
 from kernels.cuda.raw import (
     atomic_add_u32,
     atomic_and_u32,
@@ -28,7 +28,7 @@ from kernels.cuda.words import flat_u32, paged_words
 from kernels.plan import SERVICE_CLOCK
 from kernels.program import AdFacts
 
-THREADS = 256
+THREADS = PROGRAM_THREADS
 ELIGIBLE_BLOCK = 8192  # slots
 FILTER_BLOCK = THREADS * 32
 BATCH_MAX = 64
@@ -109,22 +109,12 @@ def filter_ads(
     queue = cuda.shared.array(FILTER_BLOCK, uint16)
     kept = cuda.shared.array(THREADS, uint32)
     queued = cuda.shared.array(1, int32)
-    stack = cuda.local.array((2, DEPTH_MAX), int32)
+    ends = cuda.shared.array(ENDS, uint32)[uint32(cuda.threadIdx.x) :]
     thread = int64(cuda.threadIdx.x)
     first = int64(cuda.blockIdx.x) * FILTER_BLOCK
     page, within = first >> slots_log2, first & ((int64(1) << slots_log2) - 1)
-    if thread == 0:
-        queued[0] = 0
     kept[uint64(thread)] = 0
-    cuda.syncthreads()
-    left = read_u32(mask, (first >> 5) + thread)
-    if left != 0:
-        place = cuda.atomic.add(queued, 0, int32(cuda.popc(left)))
-        while left != 0:
-            queue[uint64(place)] = uint16(thread * 32 + cuda.ffs(left) - 1)
-            place += 1
-            left &= left - uint32(1)
-    cuda.syncthreads()
+    queue_bits(read_u32(mask, (first >> 5) + thread), queue, queued)
     words, records = flat_u32(program), paged_words(fields, fields_log2)
     fields_page, bids, created = read_u64(fields_at, page), read_u64(bid, page), read_u64(created_ms, page)
     advertisers, campaigns = read_u64(advertiser, page), read_u64(campaign, page)
@@ -137,7 +127,7 @@ def filter_ads(
             records, int64(read_u32(fields_page, at)), int64(read_u32(advertisers, at)),
             int64(read_u32(campaigns, at)), read_f64(bids, at), age_s,
         )  # fmt: skip
-        if ad_holds(words, 0, facts, stack):
+        if ad_holds(words, 0, facts, ends):
             cuda.atomic.or_(kept, uint64(of_block >> 5), uint32(1) << uint32(of_block & 31))
         i += THREADS
     cuda.syncthreads()

@@ -12,7 +12,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint16, uint32, uint64
 
-from kernels.cuda.program import DEPTH_MAX, DeviceFacts, request_holds
+from kernels.cuda.program import ENDS, PROGRAM_THREADS, DeviceFacts, queue_bits, request_holds
 from kernels.cuda.raw import (
     atomic_and_u32,
     atomic_or_u32,
@@ -27,7 +27,7 @@ from kernels.cuda.words import flat_i64, flat_u32, paged_words
 from kernels.plan import STEP_BEGINS, STEP_ENDS, STEP_EXCLUDES, STEP_GROUP, STEP_ROW, STEP_SCRATCH
 from kernels.rows import CHECK_ROW, USED_ROW
 
-THREADS = 256
+THREADS = PROGRAM_THREADS
 UNIT_TARGETINGS = 128  # 16 bytes of a row
 MATCH_BLOCK = THREADS * UNIT_TARGETINGS
 CHECK_BLOCK = THREADS * 32
@@ -148,7 +148,7 @@ def check(
     at term_start int64 [requests + 1]; numbers: int64, at number_start int64 [request, attributes + 1]."""
     queue = cuda.shared.array(CHECK_BLOCK, uint16)
     queued = cuda.shared.array(1, int32)
-    stack = cuda.local.array((2, DEPTH_MAX), int32)
+    ends = cuda.shared.array(ENDS, uint32)[uint32(cuda.threadIdx.x) :]
     thread = int64(cuda.threadIdx.x)
     r = int64(cuda.blockIdx.x) % requests
     first = int64(cuda.blockIdx.x) // requests * THREADS  # word
@@ -156,17 +156,7 @@ def check(
     page_at = read_u64(rows, CHECK_ROW * pages + (unit >> page_log2)) + uint64(
         (unit & ((int64(1) << page_log2) - 1)) * 16
     )
-    if thread == 0:
-        queued[0] = 0
-    cuda.syncthreads()
-    open_ = load_u32(matched, r * units * 4 + first + thread) & read_u32(page_at, thread)
-    if open_ != 0:
-        place = cuda.atomic.add(queued, 0, int32(cuda.popc(open_)))
-        while open_ != 0:
-            queue[uint64(place)] = uint16(thread * 32 + cuda.ffs(open_) - 1)
-            place += 1
-            open_ &= open_ - uint32(1)
-    cuda.syncthreads()
+    queue_bits(load_u32(matched, r * units * 4 + first + thread) & read_u32(page_at, thread), queue, queued)
     words, slots = paged_words(records, records_log2), paged_words(record, record_log2)
     lo = read_i64(term_start, r)
     facts = DeviceFacts(
@@ -180,7 +170,7 @@ def check(
         conjuncts = at + int64(words[at])
         for j in range(conjuncts + 1, conjuncts + 1 + int64(words[conjuncts])):
             place = words[j]
-            if request_holds(words, at + int64(place >> uint32(1)), facts, stack) == ((place & uint32(1)) != 0):
+            if request_holds(words, at + int64(place >> uint32(1)), facts, ends) == ((place & uint32(1)) != 0):
                 word = r * units * 4 + first + (of_block >> 5)
                 atomic_and_u32(matched, word, ~(uint32(1) << uint32(of_block & 31)))
                 break

@@ -2,7 +2,8 @@
 
 Each function is taken over as it is, with the names that differ on a device bound to something else: how a leaf is held
 against the facts, how a number is read, and a sum of squares that is rounded after each step, as on the CPU, where the
-compiler for the device would fuse them.
+compiler for the device would fuse them. What a walk keeps beyond registers lies in shared memory, a block's threads
+side by side: it takes no more steps than on the CPU, however deep a program is, and needs no local memory.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from numba import cuda
+from numba import cuda, int32, uint16, uint32
 from numba.cuda import libdevice
 
 from kernels import program
 
-DEPTH_MAX = program.DEPTH_MAX
+PROGRAM_THREADS = 256  # of a block that runs programs
+ENDS = program.ENCLOSING_MAX * PROGRAM_THREADS  # uint32 of shared memory: where their walks keep the ends of nodes
 
 
 class DeviceFacts(NamedTuple):
@@ -27,11 +29,11 @@ class DeviceFacts(NamedTuple):
     numbers: Any
 
 
-def twin(function: Any, **bound: Any) -> Any:
+def twin(function: Any, forceinline: bool = False, **bound: Any) -> Any:
     """The function of kernels/program.py as a device function, with these of its globals bound otherwise."""
     plain = getattr(function, "py_func", function)
     copied = FunctionType(plain.__code__, {**plain.__globals__, **bound}, plain.__name__, plain.__defaults__)
-    return cuda.jit(device=True)(copied)
+    return cuda.jit(device=True, forceinline=forceinline)(copied)
 
 
 @cuda.jit(device=True)
@@ -82,5 +84,31 @@ _ad_leaf_holds = twin(
     program._ad_holds, float64_at=float64_at, _listed=listed, _numbers_hold=_numbers_hold(_field_number)
 )
 
-request_holds = twin(program.holds, node_words=node_words, _leaf_holds=_request_leaf_holds)
-ad_holds = twin(program.holds, node_words=node_words, _leaf_holds=_ad_leaf_holds)
+
+def _holds(leaf_holds: Any) -> Any:
+    """`ends` is ENDS from the thread's on; it is compiled into its caller, which shows that this is shared memory."""
+    return twin(
+        program.holds, forceinline=True, node_words=node_words, _leaf_holds=leaf_holds, ENDS_STRIDE=PROGRAM_THREADS
+    )
+
+
+request_holds = _holds(_request_leaf_holds)
+ad_holds = _holds(_ad_leaf_holds)
+
+
+@cuda.jit(device=True)
+def queue_bits(bits: Any, queue: Any, queued: Any) -> None:
+    """Puts the places of the block's set bits, 32 a thread, into `queue` (uint16), in any order, and how many there are
+    into queued[0]: so that programs, of which some run long, are dealt out evenly. By all threads of a block; ends with
+    a barrier."""
+    thread = uint32(cuda.threadIdx.x)
+    if thread == uint32(0):
+        queued[0] = 0
+    cuda.syncthreads()
+    if bits != 0:
+        place = uint32(cuda.atomic.add(queued, 0, int32(cuda.popc(bits))))
+        while bits != 0:
+            queue[place] = uint16(thread * uint32(32) + uint32(cuda.ffs(bits) - 1))
+            place = uint32(place + uint32(1))
+            bits = uint32(bits & uint32(bits - uint32(1)))
+    cuda.syncthreads()

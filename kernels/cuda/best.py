@@ -30,16 +30,6 @@ def tie_of(ties: Any, slots_log2: Any, slot: Any) -> Any:
 
 
 @cuda.jit(device=True, forceinline=True)
-def is_better(order: Any, slot: Any, other_order: Any, other_slot: Any, ties: Any, slots_log2: Any) -> Any:
-    if order != other_order:
-        return order > other_order
-    tie, other_tie = tie_of(ties, slots_log2, slot), tie_of(ties, slots_log2, other_slot)
-    if tie != other_tie:
-        return tie < other_tie
-    return slot < other_slot
-
-
-@cuda.jit(device=True, forceinline=True)
 def _byte(word: Any, place: Any) -> Any:
     """The byte of a uint64 at `place`, counted from the highest."""
     return int64((word >> uint64(56 - 8 * place)) & uint64(0xFF))
@@ -220,34 +210,3 @@ def keep_best(
     cuda.syncthreads()
     _compact(orders, slots, scores, count, limit, ties, slots_log2, warp_counts)
     return limit
-
-
-@cuda.jit(device=True, forceinline=True)
-def sort_best(orders: Any, slots: Any, scores: Any, count: Any, ties: Any, slots_log2: Any) -> None:
-    """Sorts entries, best first, by all threads of a block: Batcher's bitonic sorting in the form whose comparisons
-    all point the same way, so that any count will do."""
-    thread, threads = int64(cuda.threadIdx.x), int64(cuda.blockDim.x)
-    size = int64(2)
-    while size < 2 * count:
-        stride = size >> 1
-        flip = True
-        while stride > 0:
-            i = thread
-            while i < count:
-                other = i ^ (size - 1) if flip else i ^ stride
-                if i < other < count:
-                    order, slot = load_u64(orders, i), load_u32(slots, i)
-                    other_order, other_slot = load_u64(orders, other), load_u32(slots, other)
-                    if is_better(other_order, other_slot, order, slot, ties, slots_log2):
-                        score, other_score = load_f32(scores, i), load_f32(scores, other)
-                        store_u64(orders, i, other_order)
-                        store_u32(slots, i, other_slot)
-                        store_f32(scores, i, other_score)
-                        store_u64(orders, other, order)
-                        store_u32(slots, other, slot)
-                        store_f32(scores, other, score)
-                i += threads
-            cuda.syncthreads()
-            flip = False
-            stride >>= 1
-        size *= 2

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
-from kernels.cuda import ads, match, scan
+from kernels.cuda import ads, match, merge, scan
 from kernels.cuda.rows import TILE_EXPERTS
 from kernels.cuda.users import Layout
 from kernels.precision import Precision
@@ -21,6 +21,7 @@ _WANTED = {
     "match": ("LDG.E.128",), "copy_units": ("LDG.E.128", "STG.E.128"), "zero_units": ("STG.E.128",),
     "patch": ("LDG.E.128", "STG.E.128"),
 }  # fmt: skip
+_THREADS = {"merge": merge.MERGE_THREADS, "rank": merge.RANK_THREADS}  # others have those of match and ads
 _TENSOR = {
     Precision.INT8: ("IMMA.16832.S8.S8", "IMMA.16832.S8.U8"), Precision.FLOAT16: ("HMMA.16816.F32",),
     Precision.FLOAT32: ("FFMA",),
@@ -62,8 +63,8 @@ def scan_entry(layout: Layout) -> Entry:
 def plain_entries() -> list[Entry]:
     """The kernels that are one for every index."""
     found = [
-        Entry(name, each, module.THREADS if each is not scan.merge else scan.MERGE_THREADS, _WANTED.get(name, ()))
-        for module in (match, ads, scan)
+        Entry(name, each, _THREADS.get(name, match.THREADS), _WANTED.get(name, ()))
+        for module in (match, ads, merge)
         for name, each in vars(module).items()
         if _is_kernel(each) and each.py_func.__module__ == module.__name__
     ]

@@ -11,7 +11,7 @@ Warps work on their own; a block meets only when a buffer is full, and at the en
    k ads are known to reach (asked.py), and the worst of the block's k best, with its tie, once a buffer was full.
 4. A full buffer is cut to its k best by the whole block (best.py). A warp stops when it has seen a buffer near full;
    each has room for 32 more ads from every warp, so none overflows.
-5. At the end each block hands what can still be among the best to the job's list, from which `merge` takes the answer.
+5. At the end each block hands what can still be among the best to the job's list; merge.py makes the answer of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from kernels.cuda.asked import (
     FIRST,
     MASK,
     MERGED_FIRST,
-    OUT_FIRST,
     ROOM,
     K,
     ask_more,
@@ -46,7 +45,6 @@ from kernels.cuda.best import (
     WARPS_MAX,
     is_within,
     keep_best,
-    sort_best,
     sum_before,
 )
 from kernels.cuda.look import WAITING_ADS, looker
@@ -60,7 +58,6 @@ from kernels.cuda.raw import (
     read_u32,
     read_u64,
     store_f32,
-    store_f64,
     store_u32,
     store_u64,
 )
@@ -70,7 +67,6 @@ from kernels.cuda.users import Layout
 
 WARPS = 8
 THREADS = 32 * WARPS
-MERGE_THREADS = 1024
 SEGMENT = 1024  # slots that a warp takes at a time: 32 for each lane
 QUEUES = WARPS * SEGMENT
 BASES = 4  # addresses of a warp's segment, and of its lists
@@ -416,32 +412,3 @@ def scan_kernel(layout: Layout, make: Callable[[Layout], Any] = scorer) -> Any:
         _hand_over_all(jobs_end, jobs, block, held, bounds, (merged_orders, merged_slots, merged_scores, merged_counts))
 
     return scan
-
-
-@cuda.jit
-def merge(
-    jobs: Any, bid: Any, ties: Any, slots_log2: Any, merged_orders: Any, merged_slots: Any, merged_scores: Any,
-    merged_counts: Any, out_slots: Any, out_scores: Any, out_values: Any,
-) -> None:  # fmt: skip
-    """Block j takes the k best of job j's list, in their order."""
-    histogram = cuda.shared.array(BINS, uint32)
-    found = cuda.shared.array(FOUND_ITEMS, int64)
-    warp_counts = cuda.shared.array(WARPS_MAX, uint32)
-    job = uint64(cuda.blockIdx.x)
-    first, k = _job(jobs, job, MERGED_FIRST), int64(_job(jobs, job, K))
-    orders, slots = merged_orders + first * uint64(8), merged_slots + first * uint64(4)
-    scores = merged_scores + first * uint64(4)
-    count = int64(load_u32(merged_counts, job))
-    if count > k:
-        keep_best(orders, slots, scores, count, k, ties, slots_log2, histogram, found, warp_counts)
-        count = k
-    sort_best(orders, slots, scores, count, ties, slots_log2)
-    i = uint64(cuda.threadIdx.x)
-    while i < uint64(count):
-        slot, score, at = load_u32(slots, i), load_f32(scores, i), _job(jobs, job, OUT_FIRST) + i
-        store_u32(out_slots, at, slot)
-        store_f32(out_scores, at, score)
-        page = read_u64(bid, uint64(slot) >> uint64(slots_log2))
-        inside = uint64(slot) & ((uint64(1) << uint64(slots_log2)) - uint64(1))
-        store_f64(out_values, at, float64(score) * read_f64(page, inside))
-        i += uint64(MERGE_THREADS)

@@ -12,15 +12,14 @@ from kernels.cuda.ads import zero_units
 from kernels.cuda.asked import BINS, BY_VALUE, FIRST, JOB_ITEMS, MASK, MERGED_FIRST, OUT_FIRST, ROOM, K
 from kernels.cuda.buffers import Buffers
 from kernels.cuda.look import WAITING_ADS
+from kernels.cuda.merge import MERGE_THREADS, RANK_THREADS, merge, rank
 from kernels.cuda.scan import (
     JOBS_MAX,
     MARGIN,
-    MERGE_THREADS,
     SEGMENT,
     THREADS,
     WARPS,
     blocks_at_once,
-    merge,
     scan_kernel,
 )
 from kernels.cuda.score import scorer
@@ -119,9 +118,11 @@ def _one_pass(
          len(users), job_table, count, len({job.mask.address for job in jobs}), waiting, *held, room, histogram, bounds,
          ticket, *merged, parts[3]),
     )  # fmt: skip
+    device.launch(merge, count, MERGE_THREADS, (job_table, columns.tie.table, columns.slots_log2, *merged, parts[3]))
+    rank_parts = -(-int(table[:, K].max()) // RANK_THREADS)
     device.launch(
-        merge, count, MERGE_THREADS,
-        (job_table, columns.bid.table, columns.tie.table, columns.slots_log2, *merged, parts[3],
+        rank, count * rank_parts, RANK_THREADS,
+        (job_table, rank_parts, columns.bid.table, columns.tie.table, columns.slots_log2, *merged, parts[3],
          *(parts[i] for i in (1, 2, 0))),
     )  # fmt: skip
     return _answers(device.download(answer), table, total, count)

@@ -14,10 +14,18 @@ from typing import Any
 
 def run(device: Any, say: Any) -> dict[str, Any]:
     """-> what failed and how long each took"""
-    from tests.gpu import match_cases, pruning_cases, ptx_cases, score_cases, top_k_cases
+    from tests.gpu import (
+        match_cases,
+        merge_cases,
+        program_cases,
+        pruning_cases,
+        ptx_cases,
+        score_cases,
+        top_k_cases,
+    )
     from tests.gpu.cases import CASES
 
-    assert match_cases and pruning_cases and ptx_cases and score_cases and top_k_cases
+    assert match_cases and merge_cases and program_cases and pruning_cases and ptx_cases and score_cases and top_k_cases
     if score_cases.HAS_CPU_TWIN:
         from tests.gpu import pipeline_cases
 

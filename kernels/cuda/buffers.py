@@ -7,9 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kernels.cuda.types import Device, DeviceArray
+from kernels.cuda.types import Device, DeviceArray, OutOfDeviceMemory
 
 _ALIGNMENT = 256
+
+
+def roomy(device: Device, wanted: int, needed: int, dtype: DTypeLike) -> DeviceArray:
+    """`wanted` items, or where there is no room for them, those that are needed. Raises OutOfDeviceMemory."""
+    try:
+        return device.empty(wanted, dtype)
+    except OutOfDeviceMemory:
+        if wanted == needed:
+            raise
+        return device.empty(needed, dtype)
 
 
 class Buffers:
@@ -28,9 +38,14 @@ class Buffers:
         if held is None or held.nbytes < size:
             grown = size if held is None else max(size, held.nbytes + held.nbytes // 2)
             held = None  # given back before the larger one is taken
-            held = self._device.empty(max(grown, 1), np.uint8)
+            held = roomy(self._device, max(grown, 1), max(size, 1), np.uint8)
         self._held[name] = held
         return DeviceArray(held.address, shape, dtype, held.owner)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device that are held."""
+        return sum(held.nbytes for held in self._held.values())
 
     def give_back(self) -> None:
         """Lets go of all of it."""

@@ -17,7 +17,7 @@ from kernels import rows as rows_
 from kernels import targetings as targetings_
 from kernels.cuda.ads import THREADS, patch
 from kernels.cuda.buffers import Buffers
-from kernels.cuda.paged import Delta, Paged, Slabs, one_row, total_missing
+from kernels.cuda.paged import Delta, Grant, Paged, Slabs, grant_all, one_row
 from kernels.cuda.types import Device, DeviceColumns, OutOfDeviceMemory, PagedColumn
 from kernels.precision import Precision, row_width
 from kernels.touched import LIMIT, LOG, UNIT_BYTES, taken
@@ -146,29 +146,33 @@ class Mirror:
 
     def widened(self, dim: int, gate_dim: int) -> tuple[int, int]:
         """Bytes that vectors of these widths take beyond those in use, and bytes that there are for them."""
-        slots, precision = self.columns["embedding"].pages << self.sizes.slots_log2, self._precision
-        more = sum(
-            row_width(width, precision) * array.itemsize - array.nbytes // len(array)
-            for array, width in ((self.ads.embedding, dim), (self.ads.gate, gate_dim))
-        )
-        return slots * more, self.device.memory()[0] - self._reserved
+        pages, more, room = self.columns["bid"].pages, 0, self._spare(self._reserved)
+        for name, width in zip(WIDE, (dim, gate_dim), strict=True):
+            array = getattr(self.ads, name)
+            wider = row_width(width, self._precision) * array.itemsize - array.nbytes // len(array)
+            more += wider * (pages << self.sizes.slots_log2)
+            room += self._wide_slabs[name].left if wider else 0  # given back with the rest
+        return more, room
 
     def renewed(self, ads: Any, dim: int, gate_dim: int) -> Mirror:
         """This one, of an index whose ads have other vectors: of its columns only those are sent, and the memory of
-        one that has another width is given back before its successor's is taken. Raises OutOfDeviceMemory; then it is
-        of no use any more."""
+        those that have another width is given back before any is taken. Raises OutOfDeviceMemory; then it is of no use
+        any more."""
         self.sync()  # what was noted so far is of the columns in use
         self.ads = ads
-        pages = self.columns["bid"].pages
-        for name in VECTOR_COLUMNS:
-            array = one_row(getattr(ads, name))
+        arrays = {name: one_row(getattr(ads, name)) for name in VECTOR_COLUMNS}
+        for name, array in arrays.items():
             if array.nbytes == self.columns[name].host.nbytes:
                 self.columns[name].rebind(array)
             else:
-                del self.columns[name], self._wide_slabs[name]
+                del self.columns[name]
                 self._wide_slabs[name] = Slabs(self.device)
-                self.columns[name] = self._column(getattr(ads, name), self._wide_slabs[name])
-                self.columns[name].grant(1, pages)
+        pages, missing = self.columns["bid"].pages, [name for name in VECTOR_COLUMNS if name not in self.columns]
+        for name in missing:
+            self.columns[name] = self._column(getattr(ads, name), self._wide_slabs[name])
+        if missing:
+            grant_all([Grant(self.columns[name], 1, pages) for name in missing], self.device.memory()[0])
+        for name in VECTOR_COLUMNS:
             self.columns[name].upload()
         self.score_columns = self._score_columns(self._precision, dim, gate_dim)
         return self
@@ -195,19 +199,19 @@ class Mirror:
         slot_pages = -(-slots // (1 << self.sizes.slots_log2))
         targeting_pages = -(-targetings // (1 << self.sizes.targetings_log2))
         per_slot = [*self.bits.values(), *self.columns.values()]
-        grants = [(paged, 1, slot_pages) for paged in per_slot]
-        grants += [(self.rows, rows, targeting_pages), (self.record, 1, targeting_pages)]
+        grants = [Grant(paged, 1, slot_pages) for paged in per_slot]
+        grants += [Grant(self.rows, rows, targeting_pages), Grant(self.record, 1, targeting_pages)]
         for name, pool in self._pools().items():
             words = min(int(pool.state[pool_.FRONTIER]) + getattr(need, name), len(pool.words))
-            grants.append((self.pools[name], 1, -(-words // (1 << self.sizes.words_log2))))
-        missing, free = total_missing(grants), self.device.memory()[0]
-        if missing > free - reserved:
-            raise OutOfDeviceMemory(f"{missing:,} bytes for the index, {free:,} free")
+            grants.append(Grant(self.pools[name], 1, -(-words // (1 << self.sizes.words_log2))))
         try:
-            for paged, of_rows, pages in grants:
-                paged.grant(of_rows, pages)
+            grant_all(grants, self._spare(reserved))
         finally:  # pages that were granted may be used, whatever came after them
             self._set_limits(per_slot)
+
+    def _spare(self, reserved: int) -> int:
+        """Bytes that the index may take of the device, beside what is reserved for queries and not yet theirs."""
+        return self.device.memory()[0] - max(reserved - self.buffers.nbytes, 0)
 
     def _set_limits(self, per_slot: list[Paged]) -> None:
         a, t = self.ads, self.targetings

@@ -8,7 +8,7 @@ allocations that stay for good.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kernels.ads import BITS, GROUPS_LOG2, SEGMENT_SLOTS
 from kernels.compiled import IN_PLACE, INLINED
+from kernels.cuda.buffers import roomy
 from kernels.cuda.types import Device, DeviceArray, OutOfDeviceMemory
 from kernels.touched import UNIT_BYTES
 
@@ -30,29 +31,59 @@ _BYTES = np.dtype(np.uint8)
 
 
 class Slabs:
-    """Zeroed memory for pages."""
+    """Zeroed memory for pages. A page goes where the least is left that has room for it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._slab_bytes = min(SLAB_BYTES, device.memory()[1] // SLAB_SHARE)
         self._slabs: list[DeviceArray] = []
-        self._at = self.left = 0  # of the slab at hand: where it goes on, bytes
+        self._left: dict[int, list[int]] = {}  # bytes left somewhere -> where they begin
 
-    def take(self, size: int) -> int:
-        """Address of `size` bytes, a multiple of 256. Raises OutOfDeviceMemory."""
+    @property
+    def left(self) -> int:
+        """Bytes that are taken of the device and not in use."""
+        return sum(size * len(addresses) for size, addresses in self._left.items())
+
+    def take(self, size: int, keep: int = 0) -> int:
+        """Address of `size` bytes, a multiple of 256. Where nothing left has room, a new slab is taken if so many bytes
+        of the device stay free beside it, else no more than the size. Raises OutOfDeviceMemory."""
         assert size % 256 == 0, size
-        if size > self.left:
-            try:
-                slab = self._device.zeros(max(size, self._slab_bytes), _BYTES)
-            except OutOfDeviceMemory:
-                slab = self._device.zeros(size, _BYTES)
+        held = _least(self._left, size)
+        if held:
+            address = self._left[held].pop()
+            if not self._left[held]:
+                del self._left[held]
+        else:
+            held = max(size, self._slab_bytes)
+            if self._device.memory()[0] - held < keep:
+                held = size
+            slab = self._device.zeros(held, _BYTES)
             self._slabs.append(slab)
-            if slab.nbytes - size <= self.left:  # what is left of the one before is more
-                return slab.address
-            self._at, self.left = slab.address, slab.nbytes
-        address = self._at
-        self._at, self.left = self._at + size, self.left - size
+            address = slab.address
+        if held > size:
+            self._left.setdefault(held - size, []).append(address + size)
         return address
+
+    def missing(self, pages: Sequence[tuple[int, int]]) -> int:
+        """Bytes that `take` takes of the device at least for these (size, count), in this order."""
+        left, missing = {size: len(addresses) for size, addresses in self._left.items()}, 0
+        for size, count in pages:
+            for taken in range(count):
+                held = _least(left, size)
+                if not held:
+                    missing += size * (count - taken)
+                    break
+                left[held] -= 1
+                if not left[held]:
+                    del left[held]
+                if held > size:
+                    left[held - size] = left.get(held - size, 0) + 1
+        return missing
+
+
+def _least(sizes: Iterable[int], size: int) -> int:
+    """The least of the sizes that is not below this one, else 0."""
+    return min((held for held in sizes if held >= size), default=0)
 
 
 class Paged:
@@ -85,13 +116,16 @@ class Paged:
         self.words = self.bytes[:whole].view(np.uint64)  # whole units
         self.tail = self.bytes[whole:]  # the last, if it is none
 
-    def missing_bytes(self, rows: int, pages: int) -> int:
-        """What a grant of at least this many rows and pages takes."""
+    def missing(self, rows: int, pages: int) -> int:
+        """Pages that a grant of at least this many rows and pages takes."""
         rows, pages = max(rows, self.rows), max(pages, self.pages)
-        return (rows * pages - self.rows * self.pages) * self.page_bytes
+        if (rows, pages) == (self.rows, self.pages):
+            return 0
+        return int(np.count_nonzero(self.addresses[:rows, :pages] == 0))
 
-    def grant(self, rows: int, pages: int) -> None:
-        """Zeroed pages for rows and pages up to these. Raises OutOfDeviceMemory; then nothing more is granted."""
+    def grant(self, rows: int, pages: int, keep: int = 0) -> None:
+        """Zeroed pages for rows and pages up to these; slabs leave so many bytes free, if they can. Raises
+        OutOfDeviceMemory; then nothing more is granted."""
         rows, pages = max(rows, self.rows), max(pages, self.pages)
         assert rows <= len(self.host) and pages <= self.pages_max, (rows, pages)
         wanted = np.flatnonzero(self.addresses[:rows, :pages].reshape(-1) == 0)
@@ -99,7 +133,8 @@ class Paged:
         if len(wanted):
             self._unsent = min(self._unsent, int(row.min()))
         for i in range(len(wanted)):  # those taken stay, should one fail, for the next time
-            self.addresses[row[i], page[i]] = self.slabs.take(self.page_bytes)
+            others = (len(wanted) - 1 - i) * self.page_bytes
+            self.addresses[row[i], page[i]] = self.slabs.take(self.page_bytes, keep + others)
         self.rows, self.pages = rows, pages
         if self._unsent < rows:
             first, self._unsent = self._unsent, len(self.host)
@@ -180,7 +215,7 @@ class Delta:
         words[2 * count :] = self._addresses[:count]
         if self._staging is None or self._staging.shape[0] < len(words):
             self._staging = None
-            self._staging = self._device.empty(2 * len(words), np.uint64)
+            self._staging = roomy(self._device, 2 * len(words), len(words), np.uint64)
         self._device.upload(words, self._staging)
         self.count = 0
         addresses = self._staging.at(2 * count, count)
@@ -270,10 +305,29 @@ def one_row(array: NDArray[Any]) -> NDArray[Any]:
     return array.reshape(-1).view(np.uint8)[None]
 
 
-def total_missing(grants: Sequence[tuple[Paged, int, int]]) -> int:
-    """Bytes that these grants, each of a part, to so many rows and pages, take of the device beyond the slabs that
-    there are."""
-    missing: dict[Slabs, int] = {}
-    for paged, rows, pages in grants:
-        missing[paged.slabs] = missing.get(paged.slabs, 0) + paged.missing_bytes(rows, pages)
-    return sum(max(bytes_ - slabs.left, 0) for slabs, bytes_ in missing.items())
+class Grant(NamedTuple):
+    """Of an array, rows and pages up to these."""
+
+    paged: Paged
+    rows: int
+    pages: int
+
+    @property
+    def missing(self) -> int:
+        return self.paged.missing(self.rows, self.pages)
+
+
+def grant_all(grants: Sequence[Grant], spare: int) -> None:
+    """Grants them, if `spare` bytes of the device are enough beside what is left of slabs. Raises OutOfDeviceMemory."""
+    pages: dict[Slabs, list[tuple[int, int]]] = {}
+    for each in grants:
+        pages.setdefault(each.paged.slabs, []).append((each.paged.page_bytes, each.missing))
+    missing = sum(slabs.missing(listed) for slabs, listed in pages.items())
+    if missing > spare:
+        raise OutOfDeviceMemory(f"{missing:,} bytes for the index, {max(spare, 0):,} to spare")
+    # a whole slab is taken only where all that is still to come would fit without: so what was found to fit does
+    free = grants[0].paged.device.memory()[0]
+    rest = sum(size * count for listed in pages.values() for size, count in listed)
+    for each in grants:
+        rest -= each.missing * each.paged.page_bytes
+        each.paged.grant(each.rows, each.pages, free - spare + rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from gpu_index.index import Limits, ModelName
 from gpu_index.values import parse_attributes
 from kernels.ads import BITS, FACTS, SERVING, VECTORS, note_slot
 from kernels.cuda.ads import THREADS, patch
+from kernels.cuda.buffers import Buffers
 from kernels.cuda.mirror import Mirror
-from kernels.cuda.paged import Delta, Paged, Slabs, one_row
+from kernels.cuda.paged import Delta, Grant, Paged, Slabs, grant_all, one_row
 from kernels.cuda.types import DeviceArray, OutOfDeviceMemory
 from kernels.precision import row_width
 from scoring.request import Pathway, Request
@@ -104,8 +106,7 @@ def test_what_finds_no_room_on_the_device_is_refused_and_queries_go_on() -> None
     twins = DeviceTwins(r, device, ids=3000)
     twins.send([twins.event(r) for _ in range(150)])
     assert not twins.outcomes[Outcome.INDEX_FULL]
-    slabs = twins.mirror._slabs
-    slabs.take(slabs.left)
+    twins.mirror._slabs._left.clear()
     device.capacity = device.arena.used + twins.mirror._reserved
     for _ in range(5):
         twins.send([twins.event(r) for _ in range(150)])
@@ -113,6 +114,79 @@ def test_what_finds_no_room_on_the_device_is_refused_and_queries_go_on() -> None
     twins.ask([twins.request(r), twins.request(r)])
     twins.send([twins.event(r, kind) for kind in [EventKind.EXPIRE] * 40 + [EventKind.MODIFY] * 40])
     twins.check()
+
+
+def paged_of(device: EmulatedDevice, slabs: Slabs, page_bytes: int) -> Paged:
+    return Paged(device, slabs, np.zeros((1, 64 * page_bytes), np.uint8), page_bytes // 16)
+
+
+def filled_slabs(r: random.Random, device: EmulatedDevice) -> Slabs:
+    """With some left of several slabs."""
+    slabs = Slabs(device)
+    for _ in range(40):
+        slabs.take(256 * r.choice([1, 3, 40, 170]))
+    return slabs
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_growth_takes_what_is_left_of_slabs_and_the_rest_of_the_device_to_the_byte(seed: int) -> None:
+    """Pages of several sizes in slabs of two kinds. With as many bytes to spare as are missing all are granted and just
+    these are taken; with fewer nothing is."""
+    r = random.Random(seed)
+    device = EmulatedDevice(4 << 20)  # slabs of 64 KiB
+    both = filled_slabs(r, device), filled_slabs(r, device)
+    sizes = [256 * r.choice([1, 2, 5, 16, 60]) for _ in range(6)]
+    grants = [Grant(paged_of(device, r.choice(both), size), 1, r.randrange(1, 30)) for size in sizes]
+    left, pages = sum(slabs.left for slabs in both), sum(each.missing * each.paged.page_bytes for each in grants)
+    listed = {slabs: [(e.paged.page_bytes, e.missing) for e in grants if e.paged.slabs is slabs] for slabs in both}
+    missing = sum(slabs.missing(part) for slabs, part in listed.items())
+    assert pages - left <= missing < pages
+    used, reserved = device.arena.used, 1000 * 256
+    device.capacity = used + reserved + missing
+    with pytest.raises(OutOfDeviceMemory):
+        grant_all(grants, missing - 256)
+    assert device.arena.used == used
+    grant_all(grants, missing)
+    assert device.arena.used == used + missing
+    assert left + missing == pages + sum(slabs.left for slabs in both)
+    addresses = [(int(at), each.paged.page_bytes) for each in grants for at in each.paged.addresses.reshape(-1) if at]
+    assert sum(size for _, size in addresses) == pages
+    ordered = sorted(addresses)
+    assert all(at + size <= after for (at, size), (after, _) in pairwise(ordered))
+
+
+def test_where_there_is_room_slabs_are_taken_whole() -> None:
+    device = EmulatedDevice(4 << 20)
+    slabs = Slabs(device)
+    grants = [Grant(paged_of(device, slabs, 4096), 1, 20), Grant(paged_of(device, slabs, 256), 1, 3)]
+    before = device.arena.used
+    grant_all(grants, device.memory()[0])
+    assert device.arena.used - before == 2 << 16
+    assert slabs.left == (2 << 16) - 20 * 4096 - 3 * 256
+
+
+def test_what_queries_hold_is_of_what_is_reserved_for_them() -> None:
+    """An index grows until no more is free than queries have yet to take of their reserve."""
+    r = random.Random(17)
+    device = EmulatedDevice(256 << 20)
+    twins = DeviceTwins(r, device, ids=3000)
+    mirror = twins.mirror
+    reserved, held = mirror._reserved, mirror.buffers.nbytes
+    kept = mirror.buffers.get("a query's", reserved // 2, np.uint8)
+    assert mirror.buffers.nbytes == held + kept.nbytes
+    assert device.memory()[0] - mirror._spare(reserved) == reserved - held - kept.nbytes
+    more = mirror.buffers.get("another's", reserved, np.uint8)
+    assert mirror._spare(reserved) == device.memory()[0]
+    assert more
+
+
+def test_a_buffer_that_cannot_grow_by_half_grows_by_what_is_needed() -> None:
+    device = EmulatedDevice(800_000)
+    buffers = Buffers(device)
+    buffers.get("one", 600_000, np.uint8)
+    assert buffers.get("one", 700_000, np.uint8).nbytes == 700_000 == buffers.nbytes
+    with pytest.raises(OutOfDeviceMemory):
+        buffers.get("one", 2_000_000, np.uint8)
 
 
 def test_a_host_that_is_full_refuses_as_ever() -> None:

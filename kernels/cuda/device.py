@@ -14,6 +14,7 @@ from typing import Any
 import cupy
 import numpy as np
 from numba import cuda
+from numba.cuda.core import config
 from numba.cuda.cudadrv.driver import CudaAPIError
 from numpy.typing import DTypeLike, NDArray
 
@@ -23,6 +24,7 @@ STAGING_BYTES = 32 << 20
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY alike
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 _STREAM = 0  # the default one, of CuPy and numba-cuda alike
+config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # of every grid below 128 blocks, which a small batch or index has, each time
 OLDEST = (8, 0)  # compute capability: 16-byte asynchronous copies, redux, the tensor cores' int8
 
 

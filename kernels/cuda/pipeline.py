@@ -30,6 +30,7 @@ from kernels.rows import BLOCK_WORDS
 
 CHUNK_POSTINGS = 1024  # of a list that a warp scatters
 UNIT_WORDS = 2  # of 64 bits
+assert MATCH_BLOCK % (64 * BLOCK_WORDS) == 0
 
 
 class Pass:
@@ -158,8 +159,3 @@ def _chunks(x: object, plan: Plan) -> NDArray[np.uint32]:
     out[:, 1] = np.minimum(uses[of_list] - skipped, CHUNK_POSTINGS)
     out[:, 2] = places[of_list]
     return out
-
-
-
-
-assert MATCH_BLOCK % (64 * BLOCK_WORDS) == 0

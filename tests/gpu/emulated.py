@@ -21,9 +21,7 @@ from numba.cuda import types
 from tests.gpu.offline import compile_offline
 from tests.gpu.ptx_emulator import Arena, Kernel
 
-_NUMBA = {
-    np.dtype(name): getattr(types, name) for name in ("int32", "uint32", "int64", "uint64", "float32", "float64")
-}
+_NUMBA = {np.dtype(name): getattr(types, name) for name in ("int32", "uint32", "int64", "uint64", "float32", "float64")}
 
 
 @cache

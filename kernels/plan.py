@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from kernels.compiled import IN_PLACE, prefetch
 from kernels.rows import CONSTRAINED_ROW, USED_ROW
 
 SERVICE_CLOCK = -(2**63)  # in place of a request's own now: the live bits decide
@@ -73,6 +74,7 @@ def make_plan(x: Any, q: Any) -> Any:
 @njit(nogil=True, cache=True)
 def _plan_request(x: Any, q: Any, plan: Any, r: int) -> None:
     attributes, lo, hi = len(x.constrained), q.start[r], q.start[r + 1]
+    _fetch(x, q.terms[lo:hi])
     sums = np.zeros(attributes, np.int64)
     order = np.argsort(q.attribute[lo:hi], kind="mergesort") + lo
     for i in range(lo, hi):
@@ -108,7 +110,15 @@ def _plan_request(x: Any, q: Any, plan: Any, r: int) -> None:
     plan.exclude_start[r + 1] = n
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
+def _fetch(x: Any, terms: Any) -> None:
+    """Has what is to be known of the terms on its way, all at once: it lies anywhere in memory."""
+    for term in terms:
+        for column in (x.uses, x.row, x.offset):
+            prefetch(column, 8 * np.int64(term))  # of both its entries
+
+
+@njit(**IN_PLACE)
 def _list(plan: Any, r: int, held: int, entry: int) -> int:
     """Has the entry's list scattered into the scratch row at hand, or the next one, which it returns."""
     if held < 0:

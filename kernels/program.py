@@ -23,6 +23,8 @@ from numba import njit, types
 from numba.extending import overload
 from numpy.typing import NDArray
 
+from kernels.compiled import IN_PLACE, INLINED
+
 ALL, ANY, NOT, TERMS, INTEGERS, NUMBERS, VERSIONS, CIRCLE = range(8)
 OPEN = 0xFFFFFFFF  # in place of a version's number of parts: no bound
 NO_ZONE = 0
@@ -62,12 +64,12 @@ class AdFacts(NamedTuple):
     age_s: float
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**INLINED)
 def int64_at(words: Any, p: int) -> int:
     return np.int64(np.uint64(words[p]) | (np.uint64(words[p + 1]) << np.uint64(32)))
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(**INLINED)
 def float64_at(words: Any, p: int) -> float:
     return np.uint64(np.uint64(words[p]) | (np.uint64(words[p + 1]) << np.uint64(32))).view(np.float64)
 
@@ -84,12 +86,12 @@ def _number_overload(numbers: Any, i: Any) -> Any:  # noqa: ARG001
     return lambda numbers, i: numbers[i]
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def sum_of_squares(x: float, y: float, z: float) -> float:
     return x * x + y * y + z * z
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def node_words(words: Any, p: int) -> int:
     """Words of the node at p with all below it."""
     op = words[p] & 15
@@ -105,7 +107,7 @@ def node_words(words: Any, p: int) -> int:
     return 6
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _version_order(numbers: Any, at: int, words: Any, p: int, count: int) -> int:
     """Sign of (the version [n, parts] at numbers[at]) - (the bound of `count` parts at words[p])."""
     n = _number(numbers, at)
@@ -117,7 +119,7 @@ def _version_order(numbers: Any, at: int, words: Any, p: int, count: int) -> int
     return 0
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def _numbers_hold(words: Any, p: int, numbers: Any, lo: int, hi: int) -> bool:
     """Whether the leaf at p (any but TERMS) is true of one of the values in numbers[lo:hi]."""
     op = words[p] & 15
@@ -152,7 +154,7 @@ def _numbers_hold(words: Any, p: int, numbers: Any, lo: int, hi: int) -> bool:
     return False
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _request_holds(words: Any, p: int, facts: Any) -> bool:
     if words[p] & 15 == TERMS:
         for i in range(p + 2, p + 2 + np.int64(words[p] >> 4)):
@@ -164,7 +166,7 @@ def _request_holds(words: Any, p: int, facts: Any) -> bool:
     return _numbers_hold(words, p, facts.numbers, facts.start[a], facts.start[a + 1])
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _listed(words: Any, lo: int, hi: int, term: int) -> bool:
     """Whether `term` is among the ascending words[lo:hi]."""
     end = hi
@@ -177,7 +179,7 @@ def _listed(words: Any, lo: int, hi: int, term: int) -> bool:
     return False if term == 0 else bool(lo < end and words[lo] == term)
 
 
-@njit(nogil=True, cache=True)
+@njit(**INLINED)
 def _ad_holds(words: Any, p: int, facts: Any) -> bool:
     field = np.int64(words[p + 1])
     lo, hi = p + 2, p + 2 + np.int64(words[p] >> 4)
@@ -222,7 +224,7 @@ def walk_stack() -> Any:
     return np.empty(ENCLOSING_MAX, np.uint32)
 
 
-@njit(nogil=True, cache=True)
+@njit(**IN_PLACE)
 def holds(words: Any, root: int, facts: Any, ends: Any) -> bool:
     """Whether the expression at words[root] is true of the facts. Walks in prefix order and skips what cannot matter.
 
